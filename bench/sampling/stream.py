@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import LocalShard, TableSet
-from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, FINITE_AT_LEAST_0, check_choice
+from autoshard.core.accepted import AT_LEAST_0, FINITE_AT_LEAST_0, check_choice
 from autoshard.core.errors import InvalidOptionError
 from bench.sampling.candidates import MostUncertain
 from bench.sampling.kinds import OtherKinds
@@ -39,7 +39,6 @@ __all__ = [
     "STRATEGIES",
     "ChosenSet",
     "SetSource",
-    "choose_sets",
     "stream_sets",
     "table_wise_pool",
 ]
@@ -138,34 +137,6 @@ def stream_sets(
     AT_LEAST_0.check(start, "start")
     mixture = _Mixture(_strategies(source, seed, weights, usual), seed)
     return mixture.sets(start)
-
-
-def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> Iterator[ChosenSet]:
-    """Endless subsets of a pool of shards, of every size up to `max_tables` alike, with repeats.
-
-    Args:
-        pool: Shards to choose from.
-        max_tables: Largest number of shards in a set.
-        seed: The same seed gives the same sets.
-
-    Raises:
-        InvalidOptionError: If `max_tables` is below 1.
-    """
-    AT_LEAST_1.check(max_tables, "max_tables")
-    return _Mixture({"random": (_PoolSubsets(pool, max_tables, seed), 1.0)}, seed).sets(0)
-
-
-class _PoolSubsets:
-    """Subsets of given shards."""
-
-    def __init__(self, pool: Sequence[LocalShard], max_tables: int, seed: int) -> None:
-        self._pool, self._largest, self._seed = pool, min(max_tables, len(pool)), seed
-
-    def draw(self, number: int) -> tuple[LocalShard, ...]:
-        """A subset."""
-        rng = generator_of(self._seed, "subsets", number)
-        chosen = rng.choice(len(self._pool), int(rng.integers(1, self._largest + 1)), replace=False)
-        return tuple(self._pool[index] for index in chosen)
 
 
 def _strategies(

@@ -105,9 +105,7 @@ class CalibrateOptions:
         """How the model is fitted."""
         from costmodel.kernel.calibration import CalibrationOptions
 
-        if self.updates is None:
-            return CalibrationOptions()
-        return CalibrationOptions(least_updates=self.updates, most_updates=self.updates)
+        return CalibrationOptions.of_updates(self.updates)
 
     def store_beside(self, registry: Registry) -> Path:
         """Where samples go."""
@@ -161,8 +159,8 @@ def calibrated_version(calibration: Calibration) -> TrainedVersion:
     def difference(other: LearnedCostModel) -> Any:
         if "calibrated_from" in other.card.training:
             raise ModelError("it was calibrated, too, maybe on the same samples")
-        unseen_U = unseen_by(other, calibration.dataset)
-        return calibration.errors_S[unseen_U] - kernel_errors(other, calibration.dataset.take(unseen_U))
+        unseen = calibration.priced.take(unseen_by(other, calibration.priced.dataset))
+        return unseen.errors_S - kernel_errors(other, unseen.dataset)
 
     return TrainedVersion.by_errors(calibration.model, difference, "samples that each was predicted without")
 
@@ -259,7 +257,7 @@ def refresh_in_use(
     from costmodel.kernel.calibration import refreshed, scaled_to
     from costmodel.kernel.comparison import kernel_errors
     from costmodel.kernel.learned import LearnedCostModel
-    from costmodel.kernel.metrics import predict
+    from costmodel.kernel.metrics import PricedSamples
     from costmodel.registry.promotion import TrainedVersion
 
     in_use = LearnedCostModel.in_use(models.root, device)
@@ -274,8 +272,8 @@ def refresh_in_use(
         )
     model = refreshed(in_use, now)
     scaled = [scaled_to(in_use, now.take(np.delete(np.arange(len(now)), one))) for one in range(len(now))]
-    predicted_ms = [float(predict(by.predictor, now.take(np.array([one]))).sum()) for one, by in enumerate(scaled)]
-    errors_S = np.abs(np.array(predicted_ms) / now.kernel_ms - 1)
+    left_out = [PricedSamples.of(by.predictor, now.take(np.array([one]))) for one, by in enumerate(scaled)]
+    errors_S = np.concatenate([one.errors_S for one in left_out])
     version = TrainedVersion.by_errors(model, lambda other: errors_S - kernel_errors(other, now), "samples of now")
     return model, version
 

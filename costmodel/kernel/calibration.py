@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import autoshard
 from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0
@@ -25,9 +24,8 @@ from costmodel.kernel.comparison import unseen_by
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.errors import fitted_errors, half_widths_of, measurement_noise
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import MsArray, calibrated_interval, held_out_metrics, set_codes
+from costmodel.kernel.metrics import PricedSamples
 from costmodel.kernel.network import CostNetwork
-from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import Advance, CostTrainingOptions, descend
 from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
 
@@ -70,6 +68,11 @@ class CalibrationOptions:
         AT_LEAST_1.check_fields(self, "least_updates", "most_updates", "num_folds")
         FINITE_AT_LEAST_0.check_fields(self, "pull", "fold_share")
 
+    @classmethod
+    def of_updates(cls, updates: int | None) -> CalibrationOptions:
+        """The defaults, with so many updates however many samples there are; None for the usual ones."""
+        return cls() if updates is None else cls(least_updates=updates, most_updates=updates)
+
     def training(self, num_samples: int, share: float = 1.0) -> CostTrainingOptions:
         """How the network is trained further on so many samples, with a share of the usual updates."""
         updates = min(self.least_updates + num_samples // 4, self.most_updates)
@@ -92,19 +95,11 @@ class Calibration:
 
     Attributes:
         model: The model.
-        dataset: The samples.
-        predicted_ms_S: Kernel time of each sample as the model predicted it that was calibrated on the other folds.
+        priced: The samples, each as the model priced it that was calibrated on the other folds.
     """
 
     model: LearnedCostModel
-    dataset: CostDataset
-    predicted_ms_S: MsArray
-
-    @property
-    def errors_S(self) -> MsArray:  # noqa: N802 - a shape suffix
-        """Relative errors of these predictions, shape (S,)."""
-        errors_S: MsArray = np.abs(self.predicted_ms_S / self.dataset.kernel_ms - 1)
-        return errors_S
+    priced: PricedSamples
 
 
 def calibrate(
@@ -128,25 +123,23 @@ def calibrate(
     """
     options = options or CalibrationOptions()
     with intra_op_threads(1):
-        predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
+        priced = _out_of_fold(base, dataset, options, seed, advance)
         fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
     # A base that was trained on some of the samples itself knows these, calibrated with them or without.
-    judged_U = _unseen_by(base, dataset)
-    judged_ms = predicted_ms_S[judged_U], dataset.kernel_ms[judged_U]
-    interval = calibrated_interval(judged_ms[0], spread_S[judged_U], judged_ms[1], farthest=FARTHEST)
-    interval = replace(interval, drift=drift_of(dataset))
-    noise = measurement_noise(dataset, half_widths_of(interval, spread_S))
+    judged = priced.take(_unseen_by(base, dataset))
+    interval = replace(judged.interval(farthest=FARTHEST), drift=drift_of(dataset))
+    noise = measurement_noise(dataset, half_widths_of(interval, priced.spread_S))
     card = replace(
         fitted.card,
         device=device or base.card.device,
         coverage=_joined(base.card.coverage, dataset.coverage),
-        metrics=held_out_metrics(*judged_ms),
+        metrics=judged.metrics(),
         interval=interval,
         training=_training_of(base, dataset, options, seed),
         measured_on=dataset.machine,
-        errors=fitted_errors(fitted.predictor, interval, dataset, predicted_ms_S, spread_S, noise),
+        errors=fitted_errors(fitted.predictor, interval, priced, noise),
     )
-    return Calibration(model=LearnedCostModel(fitted.tensors(), card), dataset=dataset, predicted_ms_S=predicted_ms_S)
+    return Calibration(model=LearnedCostModel(fitted.tensors(), card), priced=priced)
 
 
 def _unseen_by(base: LearnedCostModel, dataset: CostDataset) -> IndexArray:
@@ -173,9 +166,9 @@ def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:
     The unit of the network's outputs takes the factor of their sum, so that its inputs stay those that it knows; the
     prices take what forward and backward differ from that.
     """
-    predicted_ms_SO, _ = _priced(base.predictor, dataset)
-    factor = float(np.median(dataset.kernel_ms / predicted_ms_SO.sum(axis=1)))
-    factor_O = np.median(dataset.latency_ms_SO / predicted_ms_SO, axis=0) / factor
+    priced = PricedSamples.of(base.predictor, dataset)
+    factor = float(np.median(priced.ratio_S))
+    factor_O = np.median(dataset.latency_ms_SO / priced.ms_SO, axis=0) / factor
     log_factor_O = np.log(factor_O).astype(np.float32)
     weights = dict(base.tensors())
     prices_OK = weights[_PRICES].reshape(NUM_OUTPUTS, -1) + log_factor_O[:, None]
@@ -202,7 +195,7 @@ def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
         "refreshed_on": len(now),
         "refreshed_by": scaled.card.scale_ms / model.card.scale_ms,
     }
-    off_S = np.log(now.kernel_ms / _priced(scaled.predictor, now)[0].sum(axis=1))
+    off_S = np.log(PricedSamples.of(scaled.predictor, now).ratio_S)
     of_median = _HALF_OF_90 * _OF_MEDIAN * float(np.median(np.abs(off_S))) / len(now) ** 0.5
     drift = float(np.hypot(max(between_hours, drift_of(now)), of_median))
     interval = replace(model.card.interval, drift=drift)
@@ -221,8 +214,8 @@ def nearest_base(bases: tuple[LearnedCostModel, ...], dataset: CostDataset) -> L
     """The model, of at least one, whose prices are nearest to being proportional to what was measured."""
 
     def unlikeness(model: LearnedCostModel) -> float:
-        ratio_S = np.log(_priced(model.predictor, dataset)[0].sum(axis=1) / dataset.kernel_ms)
-        return float(np.mean(np.abs(ratio_S - np.median(ratio_S))))
+        log_ratio_S = np.log(PricedSamples.of(model.predictor, dataset).ratio_S)
+        return float(np.mean(np.abs(log_ratio_S - np.median(log_ratio_S))))
 
     return min(bases, key=unlikeness)
 
@@ -248,19 +241,16 @@ def _training_of(
 
 def _out_of_fold(
     base: LearnedCostModel, dataset: CostDataset, options: CalibrationOptions, seed: int, advance: Advance
-) -> tuple[MsArray, MsArray]:
-    """Predicted kernel time and spread of each sample, by a model that was calibrated without it; shapes (S,).
-
-    A single set is predicted by the base.
-    """
-    predicted_ms_SO, spread_S = _priced(base.predictor, dataset)
-    kernel_ms_S = predicted_ms_SO.sum(axis=1)
+) -> PricedSamples:
+    """The samples, each priced by a model that was calibrated without it; a single set by the base."""
+    by_base = PricedSamples.of(base.predictor, dataset)
+    ms_SO, spread_S = by_base.ms_SO.copy(), by_base.spread_S.copy()
     training = options.training(len(dataset), options.fold_share)
     for inside_S, outside_S in _folds(dataset, options, seed):
         fitted = _fitted(base, dataset.take(inside_S), training, options.pull, seed, advance)
-        predicted_ms_SO, spread_S[outside_S] = _priced(fitted.predictor, dataset.take(outside_S))
-        kernel_ms_S[outside_S] = predicted_ms_SO.sum(axis=1)
-    return kernel_ms_S, spread_S
+        found = PricedSamples.of(fitted.predictor, dataset.take(outside_S))
+        ms_SO[outside_S], spread_S[outside_S] = found.ms_SO, found.spread_S
+    return replace(by_base, ms_SO=ms_SO, spread_S=spread_S)
 
 
 def _folds(dataset: CostDataset, options: CalibrationOptions, seed: int) -> Iterator[tuple[IndexArray, IndexArray]]:
@@ -303,12 +293,6 @@ def _fitted(
         pull=pull / len(dataset),
     )
     return LearnedCostModel(weights, card)
-
-
-def _priced(predictor: CostPredictor, dataset: CostDataset) -> tuple[NDArray[np.float64], MsArray]:
-    """Predicted forward and backward times of samples, shape (S, O), and the spreads of their sums, (S,)."""
-    codes_SH = set_codes(predictor, dataset)
-    return predictor.predict(codes_SH), predictor.spread(codes_SH)
 
 
 def _joined(first: TrainedCoverage, second: TrainedCoverage) -> TrainedCoverage:

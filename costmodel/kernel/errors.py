@@ -15,7 +15,7 @@ from autoshard.core.costs import KernelErrors
 from autoshard.evaluation.uncertainty.set_errors import SetErrors
 from costmodel.kernel.card import Interval
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.metrics import MsArray, set_codes
+from costmodel.kernel.metrics import MsArray, PricedSamples, set_codes
 from costmodel.kernel.predictor import CostPredictor
 
 #: With fewer samples kept from training, errors are taken to be what the interval says, each set's its own.
@@ -32,30 +32,21 @@ _LEAST_TOLD = 1e-6
 
 
 def held_out_errors(
-    predictor: CostPredictor, interval: Interval, held_out: CostDataset, dataset: CostDataset
+    predictor: CostPredictor, interval: Interval, held_out: PricedSamples, dataset: CostDataset
 ) -> KernelErrors:
     """Errors of a trained network.
 
     Args:
         predictor: The network.
         interval: Of its predictions.
-        held_out: Samples that were kept from its training.
+        held_out: Samples that were kept from its training, priced by it.
         dataset: All samples, which say how far a measurement is off by itself.
     """
-    codes_SH = set_codes(predictor, held_out)
     noise = measurement_noise(dataset, half_widths_of(interval, predictor.spread(set_codes(predictor, dataset))))
-    predicted_ms_S = predictor.predict(codes_SH).sum(axis=1)
-    return fitted_errors(predictor, interval, held_out, predicted_ms_S, predictor.spread(codes_SH), noise)
+    return fitted_errors(predictor, interval, held_out, noise)
 
 
-def fitted_errors(
-    predictor: CostPredictor,
-    interval: Interval,
-    kept: CostDataset,
-    predicted_ms_S: MsArray,
-    spread_S: MsArray,
-    noise: float,
-) -> KernelErrors:
+def fitted_errors(predictor: CostPredictor, interval: Interval, kept: PricedSamples, noise: float) -> KernelErrors:
     """Fits the standard deviations of effects to the errors of predictions.
 
     Products of the errors of two samples are compared with what the samples have in common, over all pairs.
@@ -63,29 +54,29 @@ def fitted_errors(
     Args:
         predictor: Prices shards alone.
         interval: Of the predictions.
-        kept: Samples that the predictions were made without.
-        predicted_ms_S: Predictions.
-        spread_S: Their spreads.
+        kept: Samples with predictions that were made without them.
         noise: See `measurement_noise`.
 
     Source:
         Haseman and Elston, The investigation of linkage between a quantitative trait and a marker locus (Behavior
         Genetics, 1972): regression of products on common shares. Differs: several shares at once, none below 0.
     """
-    if len(kept) < _MIN_SAMPLES:
+    num_samples = len(kept.dataset)
+    if num_samples < _MIN_SAMPLES:
         return KernelErrors(table=0.0, kind=0.0, company=_OF_INTERVAL)
-    half_width_S = half_widths_of(interval, spread_S)
-    off_S = np.log(kept.kernel_ms / predicted_ms_S) / half_width_S
+    half_width_S = half_widths_of(interval, kept.spread_S)
+    off_S = np.log(kept.ratio_S) / half_width_S
     off_S = off_S - np.median(off_S)
     farthest = _FARTHEST * _OF_MEDIAN * float(np.median(np.abs(off_S)))
     off_S = np.clip(off_S, -farthest, farthest)
     # What all samples have in common is left out on both sides: no plan is better for it.
     off_S = off_S - off_S.mean()
-    loads = [load for _, load in _unscaled(predictor, kept).parts(KernelErrors(table=1.0, kind=1.0, company=1.0))]
+    alike = _unscaled(predictor, kept.dataset).parts(KernelErrors(table=1.0, kind=1.0, company=1.0))
+    loads = [load for _, load in alike]
     common_AA = np.array([[_common(one, other) for other in loads] for one in loads])
     found_A = np.array([np.square(one.T @ off_S).sum() - noise**2 * _size(one) for one in loads])
     # What all samples share alike, such as the kind where there is one only, is in none of the centred products.
-    is_told_A = common_AA.diagonal() > _LEAST_TOLD * len(kept) ** 2
+    is_told_A = common_AA.diagonal() > _LEAST_TOLD * num_samples**2
     variance_A = np.zeros(len(loads))
     variance_A[is_told_A], _ = nnls(common_AA[np.ix_(is_told_A, is_told_A)], np.maximum(found_A, 0.0)[is_told_A])
     table, kind, company = np.sqrt(variance_A).tolist()

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, KernelErrors, KernelFloor, MsArray, OutsideRange
 from autoshard.core.errors import ModelError
-from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
@@ -67,11 +66,6 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def with_nearest_kernels(self) -> LearnedCostModel:
         """The same model, for tables that have to be seen by it: it takes kernels for the nearest that it knows."""
         return LearnedCostModel(self._weights, self.card, self.version, takes_nearest=True)
-
-    @property
-    def measured_on(self) -> MeasuredMachine | None:
-        """The machine of its samples; None if its card does not say."""
-        return self.card.measured_on
 
     @property
     def errors(self) -> KernelErrors | None:

@@ -1,9 +1,12 @@
 """Predictions of samples, and how well they agree with what was measured.
 
-Shape suffixes: S samples, U distinct shards, N shards of all samples, H width of a code, O outputs (forward, backward).
+Shape suffixes: S samples, B some of them, U distinct shards, N shards of all samples, H width of a code, O outputs
+(forward, backward).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,17 +27,57 @@ _MIN_FOR_COVERAGE = 20
 _SMALLEST_MS = 1e-6
 
 
-def assess(predictor: CostPredictor, held_out: CostDataset) -> tuple[HeldOutMetrics, Interval]:
-    """Accuracy and interval of predictions of samples that training did not see."""
-    codes_SH = set_codes(predictor, held_out)
-    predicted_ms_S = predictor.predict(codes_SH).sum(axis=1)
-    interval = calibrated_interval(predicted_ms_S, predictor.spread(codes_SH), held_out.kernel_ms)
-    return held_out_metrics(predicted_ms_S, held_out.kernel_ms), interval
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedSamples:
+    """Samples with what a network says of them, also where a card would refuse their kernels.
 
+    Attributes:
+        dataset: The samples.
+        ms_SO: Predicted forward and backward latency of each, shape (S, O).
+        spread_S: The spread of their sum, shape (S,).
+    """
 
-def predict(predictor: CostPredictor, dataset: CostDataset) -> NDArray[np.float64]:
-    """Predicted forward and backward latency of every sample; shape (S, O)."""
-    return predictor.predict(set_codes(predictor, dataset))
+    dataset: CostDataset
+    ms_SO: MsArray
+    spread_S: MsArray
+
+    @classmethod
+    def of(cls, predictor: CostPredictor, dataset: CostDataset) -> PricedSamples:
+        """Prices samples."""
+        codes_SH = set_codes(predictor, dataset)
+        return cls(dataset=dataset, ms_SO=predictor.predict(codes_SH), spread_S=predictor.spread(codes_SH))
+
+    def take(self, samples_B: IndexArray) -> PricedSamples:
+        """The samples with the given indices, in that order."""
+        return PricedSamples(
+            dataset=self.dataset.take(samples_B), ms_SO=self.ms_SO[samples_B], spread_S=self.spread_S[samples_B]
+        )
+
+    @property
+    def kernel_ms_S(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Predicted kernel time, forward plus backward, shape (S,)."""
+        kernel_ms_S: MsArray = self.ms_SO.sum(axis=1)
+        return kernel_ms_S
+
+    @property
+    def ratio_S(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Measured over predicted, shape (S,)."""
+        ratio_S: MsArray = self.dataset.kernel_ms / self.kernel_ms_S
+        return ratio_S
+
+    @property
+    def errors_S(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Relative errors, shape (S,)."""
+        errors_S: MsArray = np.abs(self.kernel_ms_S / self.dataset.kernel_ms - 1)
+        return errors_S
+
+    def metrics(self) -> HeldOutMetrics:
+        """Accuracy, where training did not see the samples."""
+        return held_out_metrics(self.kernel_ms_S, self.dataset.kernel_ms)
+
+    def interval(self, *, farthest: float | None = None) -> Interval:
+        """The interval that holds nine tenths of the measurements, see `calibrated_interval`."""
+        return calibrated_interval(self.kernel_ms_S, self.spread_S, self.dataset.kernel_ms, farthest=farthest)
 
 
 def set_codes(predictor: CostPredictor, dataset: CostDataset) -> CodeArray:

@@ -22,7 +22,7 @@ from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.errors import held_out_errors
 from costmodel.kernel.features import FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import assess
+from costmodel.kernel.metrics import PricedSamples
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.updates.batches import DeviceSamples, SetBatch
@@ -128,15 +128,16 @@ def train_cost_model(
     with intra_op_threads(1):
         weights = fit.run(features_UF, advance, on_progress)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
-    metrics, interval = assess(predictor, held_out)
-    errors = held_out_errors(predictor, interval, held_out, dataset)
+    judged = PricedSamples.of(predictor, held_out)
+    interval = judged.interval()
+    errors = held_out_errors(predictor, interval, judged, dataset)
     card = CostModelCard(
         device=device,
         coverage=dataset.coverage,
         encoder_hidden=options.encoder_hidden,
         scaling=scaling,
         scale_ms=scale_ms,
-        metrics=metrics,
+        metrics=judged.metrics(),
         interval=interval,
         training={
             "num_samples": len(train_part),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from autoshard.core.errors import InputError, ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.kinds import Field, Kind, by_name, number_in, record
 
@@ -33,6 +34,7 @@ class ModelCard:
         fields: All other fields of the object: those of the dataclass.
         remedy: What to do about a card of another schema or with other fixed values.
         device: Key of the device kind that the model is of.
+        measured_on: The machine of its samples; None of cards that do not say.
     """
 
     schema: ClassVar[str]
@@ -40,6 +42,7 @@ class ModelCard:
     fields: ClassVar[tuple[Field, ...]]
     remedy: ClassVar[str] = "train it anew"
     device: str
+    measured_on: MeasuredMachine | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As the JSON object."""

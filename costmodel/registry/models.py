@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.documents.fields import from_source
 from costmodel.registry.card_fields import ModelCard
 from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, find_model
@@ -101,3 +102,8 @@ class LearnedModel(ABC, Generic[CardT]):
     def name(self) -> str:
         """`learned:<device>@<version>`, or `learned:<device>` for a model that was not published."""
         return f"{self.label}:{self.card.device}" + (f"@{self.version}" if self.version else "")
+
+    @property
+    def measured_on(self) -> MeasuredMachine | None:
+        """The machine of its samples or runs; None if its card does not say."""
+        return self.card.measured_on

@@ -129,11 +129,6 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
         }
         return cls(curves, card, stored.label)
 
-    @property
-    def measured_on(self) -> MeasuredMachine | None:
-        """The machine of its samples, as far as they say."""
-        return self.card.measured_on
-
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the curves."""
         return {

@@ -154,11 +154,6 @@ class LearnedDense(LearnedModel[DenseCard]):
         keys = [f"{key}.{name}" for key in card.bounds for name in PASSES]
         return cls({key: DenseFit.restored(stored.tensors, f"{key}.") for key in keys}, card, stored.label)
 
-    @property
-    def measured_on(self) -> MeasuredMachine | None:
-        """The machine of its samples, as far as they say."""
-        return self.card.measured_on
-
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the fits."""
         return {f"{key}.{name}": getattr(fit, name) for key, fit in self._fits.items() for name in DenseFit.__slots__}

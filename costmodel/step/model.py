@@ -109,11 +109,6 @@ class CalibratedStep(LearnedModel[StepCard]):
         return f"{super().name} (overlap: {self.card.overlap})"
 
     @property
-    def measured_on(self) -> MeasuredMachine | None:
-        """The machine of its runs, as far as they say."""
-        return self.card.measured_on
-
-    @property
     def overlap(self) -> Overlap:
         """What the engine overlaps."""
         return self.card.overlap

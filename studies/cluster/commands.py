@@ -131,32 +131,24 @@ def opened_cluster(spec: ClusterSpec) -> Iterator[Cluster]:
 
 
 def _measured(options: MeasureOptions, spec: ClusterSpec) -> MeasuredLinks:
-    from autoshard.core import DType
-    from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
-    from bench.collecting.collectives import collect_collectives
-    from bench.collectives.sampling import CollectiveSettings, Processes, choose_collectives, powers_of_four
-    from studies.cluster.links import fit_links
+    from bench.collectives.sampling import powers_of_four
+    from studies.cluster.links import fit_links, link_samples, num_link_samples
 
-    processes = Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node)
-    settings = CollectiveSettings(sizes=powers_of_four(_SMALLEST_BYTES, options.max_bytes), dtypes=(DType.FP32,))
-    total = options.seconds or len(choose_collectives(processes, settings))
+    sizes = powers_of_four(_SMALLEST_BYTES, options.max_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="autoshard-samples-") as folder,
         opened_cluster(spec) as cluster,
-        progress("Measuring collectives", total) as bar,
+        progress("Measuring collectives", options.seconds or num_link_samples(spec, sizes)) as bar,
     ):
-        collection = collect_collectives(
+        samples = link_samples(
             options.store or Path(folder),
-            processes,
-            settings,
-            device="cpu",
+            spec,
+            sizes,
+            cluster,
             seconds=options.seconds,
             advance=lambda count, elapsed: bar(elapsed if options.seconds else count),
-            launcher=cluster,
         )
-        if collection.is_terminated:
-            raise typer.Exit(TERMINATED_EXIT_CODE)
-        return fit_links([sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)])
+    return fit_links(samples)
 
 
 def _links_json(links: MeasuredLinks) -> list[dict[str, object]]:

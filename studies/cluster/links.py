@@ -8,16 +8,70 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from autoshard.core import Level, Link, Topology
+from autoshard.core import DType, Level, Link, Topology
 from autoshard.core.topology import MAX_BANDWIDTH
-from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import (
+    COLLECTIVE_SAMPLES,
+    CollectiveSample,
+    GroupLevel,
+    Operator,
+    Splits,
+)
+from autoshard.runtime.processes.launch import Launcher
+from bench.collecting.collectives import collect_collectives
+from bench.collecting.sample_log import Advance
+from bench.collecting.termination import Terminated
+from bench.collectives.sampling import CollectiveSettings, Processes, choose_collectives
+from studies.cluster.network import ClusterSpec
 
 MeasuredLinks = Mapping[tuple[GroupLevel, Operator], Link]
+
+
+def link_samples(
+    folder: Path,
+    spec: ClusterSpec,
+    sizes: Sequence[int],
+    launcher: Launcher,
+    *,
+    seconds: float | None = None,
+    advance: Advance = lambda *_: None,
+) -> list[CollectiveSample]:
+    """Measures collectives on the links of a cluster that is up.
+
+    Args:
+        folder: Store that the samples are appended to.
+        spec: The cluster.
+        sizes: Bytes per rank, at least two.
+        launcher: Starts the processes on its nodes.
+        seconds: Time to measure for, again and again; None for everything once.
+        advance: Told how many samples have just been measured, and the seconds since the last call.
+
+    Raises:
+        Terminated: If SIGTERM ended it; what was measured is in the store.
+        AutoshardError: As `collect_collectives`.
+    """
+    collection = collect_collectives(
+        folder, *_collectives(spec, sizes), device="cpu", seconds=seconds, advance=advance, launcher=launcher
+    )
+    if collection.is_terminated:
+        raise Terminated
+    return [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
+
+
+def num_link_samples(spec: ClusterSpec, sizes: Sequence[int]) -> int:
+    """Samples of measuring everything once."""
+    return len(choose_collectives(*_collectives(spec, sizes)))
+
+
+def _collectives(spec: ClusterSpec, sizes: Sequence[int]) -> tuple[Processes, CollectiveSettings]:
+    processes = Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node)
+    return processes, CollectiveSettings(sizes=tuple(sizes), dtypes=(DType.FP32,))
 
 
 def fit_links(samples: Sequence[CollectiveSample]) -> MeasuredLinks:

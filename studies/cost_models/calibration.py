@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.core.accepted import check_choice
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import Sample, read_samples
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from bench.sampling.stream import CALIBRATION_WEIGHTS, DEFAULT_WEIGHTS
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_to, uncalibrated
+from costmodel.kernel.card import Interval
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import MsArray, set_codes
+from costmodel.kernel.metrics import MsArray, PricedSamples
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
-from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
+from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.frame.documents import read_document, to_document
-from studies.frame.options import names_in
+from studies.frame.options import names_in, numbers_in
 
 SCHEMA: Final = "autoshard.calibration/1"
 DEVICE: Final = "cpu"
@@ -225,21 +225,25 @@ def outcome(
     model: LearnedCostModel, store: Store, *, arm: str, seconds: float, repeat: int, num_samples: int
 ) -> Outcome:
     """Error and intervals of a model on the held-out sets."""
-    codes_SH = set_codes(model.predictor, store.held_out)
-    predicted_ms_S = model.predictor.predict(codes_SH).sum(axis=1)
-    low_S, high_S = model.card.interval.factors(model.predictor.spread(codes_SH))
-    ratio_S = store.held_out.kernel_ms / predicted_ms_S
     return Outcome(
         store=store.name,
         arm=arm,
         seconds=seconds,
         repeat=repeat,
         num_samples=num_samples,
-        relative_error=float(np.mean(np.abs(1 / ratio_S - 1))),
-        factored_error=float(np.mean(np.abs(np.median(ratio_S) / ratio_S - 1))),
-        coverage=float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
-        half_width=float(np.median(high_S - low_S) / 2),
+        **judged(PricedSamples.of(model.predictor, store.held_out), model.card.interval),
     )
+
+
+def judged(priced: PricedSamples, interval: Interval) -> dict[str, float]:
+    """Errors of prices and what their intervals hold: fields of `Outcome`, and of trials at other hours."""
+    ratio_S, (low_S, high_S) = priced.ratio_S, interval.factors(priced.spread_S)
+    return {
+        "relative_error": float(np.mean(priced.errors_S)),
+        "factored_error": float(np.mean(np.abs(np.median(ratio_S) / ratio_S - 1))),
+        "coverage": float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
+        "half_width": float(np.median(high_S - low_S) / 2),
+    }
 
 
 #: Makes a model of a base, the samples drawn and a seed.
@@ -300,21 +304,17 @@ class CalibrationStudyOptions:
     def __post_init__(self) -> None:
         if len(names_in(self.stores)) != 2:
             raise InvalidOptionError("must be two folders", field="--stores")
-        for arm in names_in(self.arms):
-            check_choice(arm, ARMS, "--arms")
-        _ = self.budgets_s
+        _ = self.chosen_arms, self.budgets_s
+
+    @property
+    def chosen_arms(self) -> tuple[str, ...]:
+        """Ways to make models."""
+        return names_in(self.arms, "--arms", ARMS)
 
     @property
     def budgets_s(self) -> tuple[float, ...]:
-        """Seconds of measuring.
-
-        Raises:
-            InvalidOptionError: If one is no number.
-        """
-        try:
-            return tuple(float(text) for text in names_in(self.seconds))
-        except ValueError:
-            raise InvalidOptionError(f"must be numbers, got {self.seconds}", field="--seconds") from None
+        """Seconds of measuring."""
+        return numbers_in(self.seconds, "--seconds", float, FINITE_ABOVE_0)
 
     @property
     def training(self) -> CostTrainingOptions:
@@ -325,8 +325,8 @@ class CalibrationStudyOptions:
 
 def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
     """Calibrates the model of each store to the other one, with each way, time and draw."""
-    parts = PartStore(options.parts)
-    parts.check_identity(
+    parts = PartStore.of(
+        options.parts,
         {
             "stores": options.stores,
             "seed": options.seed,
@@ -334,7 +334,7 @@ def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
             "rounds": options.rounds,
             "shares": {name: arm.shares for name, arm in ARMS.items()},
             "calibration": asdict(CalibrationOptions()),
-        }
+        },
     )
     first, second = (Store.read(Path(folder), options.seed, options.rounds) for folder in names_in(options.stores))
 
@@ -370,9 +370,7 @@ class _Direction:
         yield self._found("everything", 0.0, 0, self._everything)
         yield self._found("calibrated", 0.0, 0, self._unmeasured)
         options = self._options
-        for repeat, seconds, arm in itertools.product(
-            range(options.repeats), options.budgets_s, names_in(options.arms)
-        ):
+        for repeat, seconds, arm in itertools.product(range(options.repeats), options.budgets_s, options.chosen_arms):
             yield self._found(arm, seconds, repeat, partial(self._made, arm, seconds, repeat))
 
     def _found(self, arm: str, seconds: float, repeat: int, make: Callable[[], Outcome]) -> Outcome:
@@ -465,7 +463,7 @@ def main(options: CalibrationStudyOptions, output: OutputOptions) -> None:
         numbers = read_document(options.from_file, Numbers, SCHEMA)
     else:
         outcomes = run_study(options)
-        machine = Machine.this(find_device("cpu"), command_line("calibrate", options))
+        machine = Machine.of("calibrate", options)
         numbers = Numbers(machine=machine, outcomes=outcomes)
     notes = (*goal_notes(numbers.outcomes), *(f"{name}: {value}" for name, value in numbers.machine.described()))
     output.write(

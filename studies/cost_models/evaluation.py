@@ -22,7 +22,7 @@ from autoshard.core.errors import ExecutionError, InvalidOptionError, ModelError
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.features import FEATURE_NAMES, NUM_INPUTS
-from costmodel.kernel.metrics import set_codes
+from costmodel.kernel.metrics import PricedSamples
 from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from studies.cost_models import baselines
@@ -353,10 +353,8 @@ def run_split(dataset: CostDataset, split: Split, device: str, options: Evaluati
     missing: dict[str, str] = {}
     tests = {name: dataset.take(samples_T) for name, samples_T in parts.items() if len(samples_T)}
     for name, test in tests.items():
-        codes_TH = set_codes(predictor, test)
-        found[name][KERNEL] = Priced(
-            samples_T=parts[name], ms_T=predictor.predict(codes_TH).sum(axis=1), spread_T=predictor.spread(codes_TH)
-        )
+        priced = PricedSamples.of(predictor, test)
+        found[name][KERNEL] = Priced(samples_T=parts[name], ms_T=priced.kernel_ms_S, spread_T=priced.spread_S)
     for method, fit in _rivals(train, seed, predictor, device, options).items():
         try:
             pricing = fit()

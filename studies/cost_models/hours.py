@@ -21,15 +21,14 @@ from autoshard.commands.options import command_options
 from autoshard.core.errors import SampleStoreError
 from autoshard.formats.stores.samples import Sample, SampleTable, read_samples
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, refreshed
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import MsArray, set_codes
+from costmodel.kernel.metrics import MsArray, PricedSamples
 from costmodel.kernel.training import train_cost_model
 from costmodel.registry.versions import shipped_models
-from studies.cost_models.calibration import DEVICE, PAUSE_S, seconds_of
-from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
+from studies.cost_models.calibration import DEVICE, PAUSE_S, judged, seconds_of
+from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.frame.documents import read_document, to_document
 
 SCHEMA: Final = "autoshard.hours/1"
@@ -139,23 +138,15 @@ def trial(
     model: LearnedCostModel, dataset: CostDataset, calibrated: Stretch, tried: Stretch, *, is_refreshed: bool = False
 ) -> Trial:
     """A model on samples of a stretch."""
-    codes_SH = set_codes(model.predictor, dataset)
-    spread_S = model.predictor.spread(codes_SH)
-    ratio_S = dataset.kernel_ms / model.predictor.predict(codes_SH).sum(axis=1)
-    factor = float(np.median(ratio_S))
-    low_S, high_S = model.card.interval.factors(spread_S)
-    hour_low_S, hour_high_S = replace(model.card.interval, drift=0.0).factors(spread_S)
+    priced, interval = PricedSamples.of(model.predictor, dataset), model.card.interval
     return Trial(
         calibrated_at=calibrated.middle_at,
         tried_at=tried.middle_at,
         is_refreshed=is_refreshed,
         num_samples=len(dataset),
-        factor=factor,
-        relative_error=float(np.mean(np.abs(1 / ratio_S - 1))),
-        factored_error=float(np.mean(np.abs(factor / ratio_S - 1))),
-        coverage=float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
-        hour_coverage=float(np.mean((hour_low_S <= ratio_S) & (ratio_S <= hour_high_S))),
-        half_width=float(np.median(high_S - low_S) / 2),
+        factor=float(np.median(priced.ratio_S)),
+        hour_coverage=judged(priced, replace(interval, drift=0.0))["coverage"],
+        **judged(priced, interval),
     )
 
 
@@ -179,9 +170,7 @@ class HoursOptions:
     @property
     def fitting(self) -> CalibrationOptions:
         """How models are calibrated."""
-        if self.updates is None:
-            return CalibrationOptions()
-        return CalibrationOptions(least_updates=self.updates, most_updates=self.updates)
+        return CalibrationOptions.of_updates(self.updates)
 
 
 def run_study(options: HoursOptions) -> tuple[str, tuple[Trial, ...]]:
@@ -190,15 +179,15 @@ def run_study(options: HoursOptions) -> tuple[str, tuple[Trial, ...]]:
     Raises:
         SampleStoreError: If the store has fewer than two stretches.
     """
-    parts = PartStore(options.parts)
-    parts.check_identity(
+    parts = PartStore.of(
+        options.parts,
         {
             "store": str(options.store),
             "base": options.base,
             "seconds": [options.seconds, options.refresh_seconds],
             "seed": options.seed,
             "calibration": asdict(options.fitting),
-        }
+        },
     )
     table = read_samples(options.store, DEVICE)
     stretches = stretches_of(table)
@@ -278,7 +267,7 @@ def main(options: HoursOptions, output: OutputOptions) -> None:
         numbers = read_document(options.from_file, Hours, SCHEMA)
     else:
         measured_on, trials = run_study(options)
-        machine = Machine.this(find_device("cpu"), command_line("hours", options))
+        machine = Machine.of("hours", options)
         numbers = Hours(machine=machine, store=str(options.store), measured_on=measured_on, trials=trials)
     notes = (f"Samples of {numbers.measured_on}", *(f"{name}: {value}" for name, value in numbers.machine.described()))
     output.write(

@@ -27,9 +27,8 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, StudyResult
 from studies.frame.jobs import do_job, run_job
 
 _NUM_BATCHES = 4
@@ -72,7 +71,6 @@ def measured_steps(plan: ShardingPlan, steps: int, *, pipelined: bool = False) -
     return ms_PS
 
 
-SCHEMA: Final = "autoshard.host_time/1"
 _DEVICE, _DIM, _TABLE_BYTES = "cpu", 4, 1 << 30
 _BATCH_PER_PROCESS: Final = 8
 
@@ -155,13 +153,12 @@ def main(options: HostTimeOptions, output: OutputOptions) -> None:
         python -m studies host-time --features 1000 --nproc 8
     """
     found = measure(options)
-    on = Machine.this(find_device(_DEVICE), command_line("host-time", options))
     text = (
         f"{found.num_features} features on {found.num_processes} processes, {found.layout}, "
         f"{'pipelined' if found.pipelined else 'blocking'}: {found.median_ms:.1f} ms a step, {found.slowest_ms:.1f} ms "
         f"on the slowest process (medians of {found.steps} steps)"
     )
-    document = {**to_document(found, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("host-time", options).document(found, "autoshard.host_time/1")
     output.write(StudyResult(name="host-time", document=document, notes=(text,)))
 
 

@@ -28,7 +28,7 @@ from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, EmbeddingTable, Exchange, Feature, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.formats import read_plan
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.embeddings import ShardedEmbeddings, StartedLookup
 from autoshard.runtime.engine import staging
 from autoshard.runtime.engine.ids import addresses, jagged, requests
 from autoshard.runtime.engine.ids.prefetch import Prefetched
@@ -59,15 +59,20 @@ def counted_steps(plans: Iterable[ShardingPlan]) -> list[dict[str, dict[str, int
 
 def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
     """Counts of one step with prefetched ids, by thread: `step`, and `prefetch`, which sends the next batch's ids."""
-    orders = {
+    with as_on_a_gpu():
+        settings = FusedSettings(learning_rate=0.05)
+        return _counted(ShardedEmbeddings(plan, settings, row_orders=row_orders_of(plan)))
+
+
+def row_orders_of(plan: ShardingPlan) -> dict[str, torch.Tensor]:
+    """By table that a plan cuts by access, half of its rows, the last one first."""
+    return {
         one.shard.table.name: torch.arange(one.shard.table.num_embeddings).flip(0)[
             : one.shard.table.num_embeddings // 2
         ]
         for one in plan.shards
         if one.shard.rows.by is RowsBy.ACCESS_RANK
     }
-    with as_on_a_gpu():
-        return _counted(ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders))
 
 
 @contextmanager
@@ -97,13 +102,18 @@ def _counted(engine: ShardedEmbeddings) -> dict[str, dict[str, int]]:
 def _step(engine: ShardedEmbeddings, prefetched: Prefetched, batch: BatchOfIds) -> Prefetched:
     """Trains on a batch; the next one, on its way."""
     started, following = engine.start(prefetched), engine.prefetch(batch)
+    finish_step(engine, started)
+    return following
+
+
+def finish_step(engine: ShardedEmbeddings, started: StartedLookup) -> None:
+    """The backward pass of a batch, from gradients of ones, and the updates."""
     embedded = started.wait()
     assert isinstance(embedded, Embedded), "the batch has no keys"
     outputs = [one for one in (embedded.pooled_BC, *embedded.sequences.values()) if one.numel()]
     # On a CPU, the backward pass runs on the thread that asks for it.
     torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
     engine.end_step()
-    return following
 
 
 class Counts:

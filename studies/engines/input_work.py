@@ -43,10 +43,9 @@ from autoshard.runtime.participation import Participation
 from autoshard.runtime.training.synthetic import draw_samples, ranked_rows
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
-from studies.frame.jobs import do_job, run_job
+from studies.frame import Machine, OutputOptions, StudyResult
+from studies.frame.jobs import do_job, mean_of, run_job
 
 _WARM_UP = 2
 _FLUSHED_BYTES = 64 << 20
@@ -69,13 +68,6 @@ def input_ms(plan: ShardingPlan, runs: int) -> list[float]:
     return times_ms[_WARM_UP:]
 
 
-def _mean_over_processes(value: float) -> float:
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / dist.get_world_size()
-
-
-SCHEMA: Final = "autoshard.input_work/1"
 _DEVICE: Final = "cpu"
 _TABLE_BYTES: Final = 1 << 40
 #: Tables of many lookups a sample, and of one; the rows of the former do not matter here.
@@ -240,17 +232,15 @@ def main(options: InputWorkOptions, output: OutputOptions) -> None:
         for num_processes in options.nproc or [2, 4]
         for one in measure(name, tables, num_processes, options.runs)
     ]
-    on = Machine.this(find_device(_DEVICE), command_line("input-work", options))
     table = Table(
         columns=("tables", "held as", "processes", "input, ms", "priced", "priced over measured"),
         rows=tuple(one.cells for one in found),
         caption=f"Processor time in which a rank distributes its batch, medians of {options.runs} batches",
     )
-    document = {"schema": SCHEMA, "plans": [asdict(one) for one in found], "machine": on.to_json()}
+    plans = {"plans": [asdict(one) for one in found]}
+    document = Machine.of("input-work", options).document(plans, "autoshard.input_work/1")
     output.write(StudyResult(name="input-work", document=document, tables=(table,)))
 
 
 if __name__ == "__main__":
-    do_job(
-        lambda job: [_mean_over_processes(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
-    )
+    do_job(lambda job: [mean_of(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]])

@@ -36,13 +36,11 @@ from autoshard.runtime.training.step import FeatureVectors
 from autoshard.runtime.virtual.wire import GLOO_WORK, Operation, ProcessorWork, Wire
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.cluster.commands import opened_cluster
 from studies.cluster.network import ClusterSpec
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
-from studies.frame.jobs import do_job, run_job
+from studies.frame import Machine, OutputOptions, StudyResult
+from studies.frame.jobs import do_job, mean_of, run_job
 
-SCHEMA: Final = "autoshard.processor_work/1"
 _DEVICE: Final = "cpu"
 #: Bytes that a process puts into a collective.
 _SIZES: Final = tuple(2**power for power in range(13, 23))
@@ -134,9 +132,7 @@ def collective_ms(operation: Operation, put_in_bytes: int, runs: int) -> float:
         once()
     ended = resource.getrusage(resource.RUSAGE_SELF)
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
-    total = torch.tensor(seconds / runs * 1e3, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / size
+    return mean_of(seconds / runs * 1e3)
 
 
 def _collectives(job: Mapping[str, Any]) -> list[float]:
@@ -326,13 +322,11 @@ def main(options: ProcessorWorkOptions, output: OutputOptions) -> None:
         rows=tuple(_sums_lines(of_sums)),
         caption=f"Processor time of sums over sequences, medians of {options.runs} runs of {len(of_sums)} models",
     )
-    on = Machine.this(find_device(_DEVICE), command_line("processor-work", options))
-    document = {
-        "schema": SCHEMA,
+    found = {
         "collectives": [asdict(one) for one in of_collectives],
         "sums": [asdict(one) for one in of_sums],
-        "machine": on.to_json(),
     }
+    document = Machine.of("processor-work", options).document(found, "autoshard.processor_work/1")
     output.write(StudyResult(name="processor-work", document=document, tables=(first, second)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -18,18 +18,25 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.core import ShardingPlan
+from autoshard.core.accepted import WHOLE_AT_LEAST_1
 from autoshard.core.choices import Device, Engine
-from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, write_plan
 from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import RunRequest, RunResult
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
+from studies.frame import (
+    Machine,
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    StudyResult,
+    names_in,
+    numbers_in,
+    options_without,
+)
 
-SCHEMA: Final = "autoshard.engines/1"
 _DEVICE: Final = "cpu"
 _RUN_BYTES: Final = 8 << 30
 #: Options that a batch size's numbers do not depend on.
@@ -200,25 +207,16 @@ class EngineOptions:
         """
         tables = load_tables(self.tables).scaled(self.scale).sample(self.num_tables, 0)
         topology = local_topology(_DEVICE, self.nproc, _RUN_BYTES)
-        try:
-            layouts = [Layout(name) for name in self.layouts.split(",")]
-        except ValueError:
-            raise InvalidOptionError(
-                f"must be some of {', '.join(Layout)}, got {self.layouts!r}", field="--layouts"
-            ) from None
-        return {layout: plan_of(layout, tables, topology) for layout in layouts}
+        chosen = map(Layout, names_in(self.layouts, "--layouts", Layout))
+        return {layout: plan_of(layout, tables, topology) for layout in chosen}
 
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes.
 
         Raises:
-            InvalidOptionError: If they are no numbers.
+            InvalidOptionError: If one is no whole number of at least 1.
         """
-        try:
-            return tuple(int(size) for size in self.batch_sizes.split(","))
-        except ValueError:
-            message = f"must be whole numbers with commas between them, got {self.batch_sizes!r}"
-            raise InvalidOptionError(message, field="--batch-sizes") from None
+        return numbers_in(self.batch_sizes, "--batch-sizes", int, WHOLE_AT_LEAST_1)
 
 
 def main(options: EngineOptions, output: OutputOptions) -> None:
@@ -227,13 +225,13 @@ def main(options: EngineOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies engines --batch-sizes 64,512 --rounds 9 --parts engine-runs
     """
-    plans, sizes, parts = options.plans(), options.sizes(), PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    plans, sizes = options.plans(), options.sizes()
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     makers = {f"batch-{size}": partial(_compared, plans, size, options) for size in sizes}
     found = parts.find_all("Running plans", EngineComparison, makers)
     whole = replace(found[0], runs=tuple(run for one in found for run in one.runs))
-    on = Machine.this(find_device(_DEVICE), command_line("engines", options))
-    document = {**to_document(whole, SCHEMA), "machine": on.to_json()}
+    on = Machine.of("engines", options)
+    document = on.document(whole, "autoshard.engines/1")
     output.write(StudyResult(name="engines", document=document, tables=(engines_table(whole, on),)))
 
 

@@ -8,6 +8,8 @@ from studies.frame.options import (
     RegistryOption,
     command_line,
     names_in,
+    numbers_in,
+    options_without,
 )
 from studies.frame.parts import Numbers, PartStore
 from studies.frame.results import StudyResult, Summary
@@ -24,6 +26,8 @@ __all__ = [
     "Summary",
     "command_line",
     "names_in",
+    "numbers_in",
+    "options_without",
     "read_document",
     "to_document",
 ]

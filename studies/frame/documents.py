@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.json_document import read_json
+from studies.frame.options import command_line
 
 if TYPE_CHECKING:
     from bench.measuring.devices import BenchDevice
@@ -63,10 +65,21 @@ class Machine:
             measured_at=datetime.now(UTC).replace(microsecond=0),
         )
 
+    @classmethod
+    def of(cls, study: str, options: object) -> Machine:
+        """The CPUs of this machine, now, where a study has measured with these options."""
+        from bench.measuring.devices import find_device
+
+        return cls.this(find_device("cpu"), command_line(study, options))
+
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
         found: dict[str, object] = TypeAdapter(Machine).dump_python(self, mode="json")
         return found
+
+    def document(self, found: object, schema: str) -> dict[str, object]:
+        """What was found on it, as `to_document` has it, and the machine: the object of a JSON file."""
+        return {**to_document(found, schema), "machine": self.to_json()}
 
     def described(self) -> tuple[tuple[str, str], ...]:
         """Labels and values for a page."""
@@ -84,8 +97,9 @@ class Machine:
 
 
 def to_document(data: object, schema: str) -> dict[str, object]:
-    """Data of one of these classes as the object of a JSON file, with the name of its schema."""
-    return {"schema": schema, **TypeAdapter(type(data)).dump_python(data, mode="json")}
+    """Data of one of these classes, or what JSON has by name, as the object of a JSON file, with its schema's name."""
+    body = data if isinstance(data, Mapping) else TypeAdapter(type(data)).dump_python(data, mode="json")
+    return {"schema": schema, **body}
 
 
 def read_document(path: Path, kind: type[_Data], schema: str) -> _Data:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.formats import write_plan
@@ -67,3 +69,27 @@ def do_job(measure: Callable[[Mapping[str, Any]], object]) -> None:
             return measure(job)
 
     run_worker(work)
+
+
+def slowest_s(act: Callable[[], object]) -> float:
+    """Seconds that something takes on the slowest process; all begin it at the same time."""
+    dist.barrier()
+    begun = time.perf_counter()
+    act()
+    return greatest(time.perf_counter() - begun)
+
+
+def greatest(value: float) -> float:
+    """The greatest of all processes' values."""
+    return _reduced(value, dist.ReduceOp.MAX)
+
+
+def mean_of(value: float) -> float:
+    """The mean of all processes' values."""
+    return _reduced(value, dist.ReduceOp.SUM) / dist.get_world_size()
+
+
+def _reduced(value: float, operation: dist.ReduceOp.RedOpType) -> float:
+    values = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(values, op=operation)
+    return float(values)

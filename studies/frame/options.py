@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 from autoshard import console
 from autoshard.commands.options import command_options
+from autoshard.core.accepted import Range
+from autoshard.core.errors import InvalidOptionError
 from studies.frame.results import StudyResult, write_result
 
 RegistryOption = Annotated[
@@ -23,6 +25,8 @@ PartsOption = Annotated[
     typer.Option("--parts", help="Folder of finished parts: a study that was stopped continues from them."),
 ]
 FromOption = Annotated[Path | None, typer.Option("--from", help="Report the numbers of this file; measure nothing.")]
+
+_Number = TypeVar("_Number", int, float)
 
 
 @command_options()
@@ -75,6 +79,46 @@ def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """Names with commas between them."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def options_without(options: Any, names: Container[str]) -> dict[str, object]:
+    """Values of options by name, without those that finished parts do not depend on."""
+    return {name: value for name, value in asdict(options).items() if name not in names}
+
+
+def names_in(text: str, field: str = "", accepted: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names with commas between them.
+
+    Args:
+        text: The names; spaces around them do not count.
+        field: Option that has them, for the error.
+        accepted: Names that are taken, of which there has to be one; None to take any, and none at all.
+
+    Raises:
+        InvalidOptionError: If there is no name, or one that is not accepted.
+    """
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if accepted is not None:
+        known = tuple(accepted)
+        if not found or not set(found) <= set(known):
+            raise InvalidOptionError(f"must be any of {', '.join(known)}, got {text!r}", field=field)
+    return found
+
+
+def numbers_in(text: str, field: str, kind: type[_Number], accepted: Range) -> tuple[_Number, ...]:
+    """Numbers with commas between them, at least one.
+
+    Args:
+        text: The numbers; spaces around them do not count.
+        field: Option that has them, for the error.
+        kind: `int` or `float`.
+        accepted: What each of them may be.
+
+    Raises:
+        InvalidOptionError: If there is none, or one that is not accepted.
+    """
+    try:
+        found = tuple(map(kind, names_in(text)))
+    except ValueError:
+        found = ()
+    if not found or any(number not in accepted for number in found):
+        raise InvalidOptionError(f"each must be {accepted}, with commas between them, got {text!r}", field=field)
+    return found

@@ -40,6 +40,18 @@ class PartStore:
 
     folder: Path | None
 
+    @classmethod
+    def of(cls, folder: Path | None, identity: Numbers) -> PartStore:
+        """Those of a study with these options and models.
+
+        Raises:
+            InvalidOptionError: As `check_identity`.
+            FormatError: As `check_identity`.
+        """
+        store = cls(folder)
+        store.check_identity(identity)
+        return store
+
     def check_identity(self, identity: Numbers) -> None:
         """Notes the options and models of the study, or checks that they are those of the parts in the folder.
 

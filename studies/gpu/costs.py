@@ -28,7 +28,7 @@ from costmodel.kernel.calibrate_command import known_models
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, nearest_base, uncalibrated
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import MsArray, held_out_metrics, predict
+from costmodel.kernel.metrics import MsArray, PricedSamples, held_out_metrics
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from costmodel.registry.versions import Registry, shipped_models
 from studies.cost_models.baselines import PaperOptions, fit_paper_network
@@ -85,12 +85,11 @@ def _run(visit: Visit) -> Numbers:
     for place, size in enumerate(sizes):
         seconds = visit.seconds_left / (2 * (len(sizes) - place)) * 0.9
         some = train.take(np.random.default_rng(0).permutation(len(train))[:size])
-        fitting = pace["cpu"].updates(seconds / 2.6)  # four folds of 0.4 and one
         calibrated = calibrate(
             base,
             some,
             device=visit.device.key,
-            options=CalibrationOptions(least_updates=fitting, most_updates=fitting),
+            options=CalibrationOptions.of_updates(pace["cpu"].updates(seconds / 2.6)),  # four folds of 0.4 and one
         )
         arms.append(_arm("calibrated from the CPU's", size, calibrated.model, held_out))
         if len(some) >= MIN_SAMPLES:
@@ -125,7 +124,7 @@ def _from_scratch(dataset: CostDataset, device: str, learners: Learners, updates
 
 
 def _arm(name: str, num_samples: int, model: LearnedCostModel, held_out: CostDataset) -> dict[str, object]:
-    found = held_out_metrics(predict(model.predictor, held_out).sum(axis=1), held_out.kernel_ms)
+    found = PricedSamples.of(model.predictor, held_out).metrics()
     return {
         "arm": name,
         "num_samples": num_samples,
@@ -146,7 +145,7 @@ def _table_3(samples: Sequence[Sample], learners: Learners, pace: _Pace, seconds
     model = _from_scratch(train, _BASE_DEVICE, learners, updates)
     paper = fit_paper_network(train, 0, PaperOptions(num_updates=updates))
     priced: dict[str, Callable[[CostDataset], MsArray]] = {
-        "kernel model": lambda dataset: predict(model.predictor, dataset).sum(axis=1),
+        "kernel model": lambda dataset: PricedSamples.of(model.predictor, dataset).kernel_ms_S,
         "AutoShard's network as printed": paper,
     }
     return [
@@ -172,9 +171,8 @@ def _errors(price: Callable[[CostDataset], MsArray], test: CostDataset) -> dict[
 
 
 def _dots(model: LearnedCostModel, held_out: CostDataset) -> dict[str, list[float]]:
-    some = held_out.take(np.arange(min(len(held_out), _MOST_DOTS)))
-    predicted = predict(model.predictor, some).sum(axis=1)
-    return {"measured_ms": some.kernel_ms.tolist(), "predicted_ms": predicted.tolist()}
+    some = PricedSamples.of(model.predictor, held_out.take(np.arange(min(len(held_out), _MOST_DOTS))))
+    return {"measured_ms": some.dataset.kernel_ms.tolist(), "predicted_ms": some.kernel_ms_S.tolist()}
 
 
 def _show(numbers: Numbers) -> Sequence[Section]:

@@ -18,12 +18,12 @@ from autoshard import console
 from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
 from autoshard.core.choices import Device
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.errors import ExecutionError
 from autoshard.formats.files import atomic_write
 from autoshard.report.figures import in_house_style
 from autoshard.report.images import FigureReport, ImageError, Section, find_browser
 from bench.measuring.devices import find_device
-from studies.frame import FromOption, Machine, StudyResult, command_line, to_document
+from studies.frame import FromOption, Machine, StudyResult, command_line, names_in, to_document
 from studies.frame.results import write_result
 from studies.gpu import caches, card, checks, clock, costs, engines, fig4, plans, samples, waits
 from studies.gpu.stages import SCHEMA, Found, Outcome, Stage, State, failures, run_stages
@@ -72,11 +72,7 @@ class GpuOptions:
         Raises:
             InvalidOptionError: If one is unknown.
         """
-        names = [name.strip() for name in self.stages.split(",") if name.strip()]
-        known = {stage.name: stage for stage in STAGES}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise InvalidOptionError(f"must be some of {', '.join(known)}, got {unknown[0]}", field="--stages")
+        names = names_in(self.stages, "--stages", [stage.name for stage in STAGES]) if self.stages else ()
         return tuple(stage for stage in STAGES if not names or stage.name in names)
 
 

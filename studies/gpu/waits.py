@@ -12,16 +12,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from autoshard.core import RowsBy, ShardingPlan
+from autoshard.core import ShardingPlan
 from autoshard.report.images import Section
 from autoshard.report.wording import write_ms
-from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
-from studies.engines.host_waits import plans
+from studies.engines.host_waits import finish_step, plans, row_orders_of
 from studies.frame import Numbers
 from studies.gpu.stages import Stage, Visit
 
@@ -54,14 +53,8 @@ def _run(visit: Visit) -> Numbers:
 
 def _measured(plan: ShardingPlan, device: torch.device, *, is_prefetched: bool) -> dict[str, float | None]:
     """Waits of a step, and its milliseconds: of the thread that trains, on its processor, and in all."""
-    orders = {
-        one.shard.table.name: torch.arange(one.shard.table.num_embeddings).flip(0)[
-            : one.shard.table.num_embeddings // 2
-        ]
-        for one in plan.shards
-        if one.shard.rows.by is RowsBy.ACCESS_RANK
-    }
-    engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), device=device, row_orders=orders)
+    settings = FusedSettings(learning_rate=0.05)
+    engine = ShardedEmbeddings(plan, settings, device=device, row_orders=row_orders_of(plan))
     drawn = (draw_samples(plan.tables, 0, engine.local_batch_size, (0, number)) for number in range(_NUM_BATCHES))
     batches = [one.ids.to(device) for one in drawn]
     coming: Prefetched | None = engine.prefetch(batches[0]) if is_prefetched else None
@@ -71,11 +64,7 @@ def _measured(plan: ShardingPlan, device: torch.device, *, is_prefetched: bool) 
         nonlocal coming, number
         own, number = coming, number + 1
         coming = engine.prefetch(batches[number % _NUM_BATCHES]) if is_prefetched else None
-        embedded = engine.start(batches[number % _NUM_BATCHES] if own is None else own).wait()
-        assert isinstance(embedded, Embedded), "the batch has no keys"
-        outputs = [one for one in (embedded.pooled_BC, *embedded.sequences.values()) if one.numel()]
-        torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
-        engine.end_step()
+        finish_step(engine, engine.start(batches[number % _NUM_BATCHES] if own is None else own))
 
     for _ in range(_WARM_UP):
         step()

@@ -785,8 +785,7 @@ def _results(folder: Path | None) -> NeoResults:
     optimisations = {planner: optimisation_runs(planner) for planner in _PLANNERS}
     curves = [runs for of in scaling.values() for runs in of.values()]
     wanted = [run for runs in (*throughput.values(), *curves, *optimisations.values()) for run in runs]
-    store = PartStore(folder)
-    store.check_identity({"chosen": chosen_numbers()})
+    store = PartStore.of(folder, {"chosen": chosen_numbers()})
     found = _outcomes(wanted, store)
 
     def with_prices(runs: tuple[Run, ...]) -> Priced:

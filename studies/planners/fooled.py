@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autoshard.commands.options import command_options
 from autoshard.core import CostModels, TableSet, Topology
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE, WHOLE_AT_LEAST_0, Range
 from autoshard.evaluation import AlphaBetaComm, evaluate
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.stores.samples import read_samples
@@ -32,9 +32,11 @@ from autoshard.table import Table
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
-from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
+from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in, numbers_in, options_without
 
 _FIRST_SEED: Final = 1000
+#: Samples that a model is made of.
+_ENOUGH: Final = Range(at_least=MIN_SAMPLES, kind=WHOLE)
 #: Time limits that no search reaches: steps decide.
 _NO_LIMIT_S: Final = 3600.0
 #: Planners whose plans do not depend on steps.
@@ -127,31 +129,18 @@ class FooledOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if min(_numbers(self.samples, "--samples")) < MIN_SAMPLES:
-            raise InvalidOptionError(f"must be at least {MIN_SAMPLES}, got {self.samples}", field="--samples")
-        _numbers(self.noise, "--noise")
-        _numbers(self.steps, "--steps")
+        _ = self.qualities, self.num_steps
 
     @property
     def num_steps(self) -> tuple[int, ...]:
         """Steps of the searches."""
-        return tuple(map(int, _numbers(self.steps, "--steps")))
+        return numbers_in(self.steps, "--steps", int, WHOLE_AT_LEAST_0)
 
     @property
     def qualities(self) -> tuple[tuple[int, float], ...]:
         """Numbers of samples, and noise."""
-        counts = map(int, _numbers(self.samples, "--samples"))
-        return tuple(product(counts, _numbers(self.noise, "--noise")))
-
-
-def _numbers(text: str, field_name: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(name) for name in names_in(text))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 0:
-        raise InvalidOptionError(f"must be numbers of at least 0, got {text}", field=field_name)
-    return found
+        counts = numbers_in(self.samples, "--samples", int, _ENOUGH)
+        return tuple(product(counts, numbers_in(self.noise, "--noise", float, FINITE_AT_LEAST_0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +241,7 @@ def whole_sets(dataset: CostDataset, num_samples: int, rng: np.random.Generator)
 
 def run_study(options: FooledOptions) -> tuple[FooledTask, ...]:
     """All tasks with models of every quality."""
-    parts = PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     machines = [_Machine(options, Path(folder)) for folder in names_in(options.stores)]
     seeds = range(_FIRST_SEED, _FIRST_SEED + options.num_tasks)
     makers = {
@@ -310,7 +298,7 @@ def main(options: FooledOptions, output: OutputOptions) -> None:
     tasks = run_study(options)
     rows = regrets(tasks)
     document = {
-        "options": {name: value for name, value in asdict(options).items() if name != "parts"},
+        "options": options_without(options, ("parts",)),
         "regrets": [asdict(row) for row in rows],
         "tasks": [asdict(task) for task in tasks],
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
 
@@ -27,8 +27,8 @@ from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
 from autoshard.table import Table
 from autoshard.validator import validate_plan
-from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
-from studies.planners.limit_runs import SCALE
+from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in, options_without
+from studies.planners.limit_runs import metasyn_for, of_ranks
 
 AUTO = "auto"
 METASYN = "metasyn"
@@ -178,7 +178,7 @@ def widened(base: Topology, num_ranks: int) -> Topology:
         raise InvalidOptionError(
             f"must be a multiple of {base.local_world_size}, got {num_ranks}", field="--scale-ranks"
         )
-    return replace(base, world_size=num_ranks, levels=(base.levels[0], replace(base.levels[-1], size=num_ranks)))
+    return of_ranks(base, num_ranks)
 
 
 @command_options()
@@ -219,8 +219,7 @@ def main(options: GranularityOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 taskset -c 0 python -m studies granularity -o docs/figures
     """
-    parts = PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     found = parts.find_all("Planning", Comparison, options.comparisons(), lambda one: one.line)
     document = {"comparisons": [asdict(one) | {"ratio": one.ratio} for one in found]}
     output.write(StudyResult(name="granularity", document=document, tables=(comparison_table(found),)))
@@ -232,10 +231,7 @@ def _compare(name: str, machine: str, options: GranularityOptions) -> Comparison
 
 
 def _tables(name: str, topology: Topology) -> TableSet:
-    if name != METASYN:
-        return load_tables(name)
-    sample = metasyn().sample(_NUM_SAMPLED, 0)
-    return sample.scaled(SCALE) if topology.device == "cpu" else sample
+    return metasyn_for(topology).sample(_NUM_SAMPLED, 0) if name == METASYN else load_tables(name)
 
 
 def _at_scale(options: GranularityOptions) -> Comparison:

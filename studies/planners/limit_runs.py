@@ -28,7 +28,7 @@ from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan, TableSet, Topology
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_topology, read_plan, write_tables, write_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
@@ -39,7 +39,12 @@ from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption,
 #: Seed of the first task, as drawn.
 _FIRST_SEED = 9001
 #: Rows and batch of MetaSyn are divided by this for CPUs.
-SCALE = 64
+_CPU_SCALE = 64
+
+
+def metasyn_for(topology: Topology) -> TableSet:
+    """The pool that tasks on a topology are drawn from; smaller on CPUs."""
+    return metasyn().scaled(_CPU_SCALE) if topology.device == "cpu" else metasyn()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +69,7 @@ class LimitTask:
 
     def tables(self, seed: int) -> TableSet:
         """Tables of a seed."""
-        pool = metasyn().scaled(SCALE) if self.topology().device == "cpu" else metasyn()
-        return pool.redrawn(self.num_tables, seed)
+        return metasyn_for(self.topology()).redrawn(self.num_tables, seed)
 
     def request(self, seed: int, registry: Path | None) -> PlanRequest:
         """One of the tasks."""
@@ -252,13 +256,12 @@ class LimitOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if not self.chosen or not set(self.chosen) <= set(TASKS):
-            raise InvalidOptionError(f"must be any of {', '.join(TASKS)}, got {self.tasks!r}", field="--tasks")
+        _ = self.chosen
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """Names of the tasks."""
-        return tuple(names_in(self.tasks))
+        return names_in(self.tasks, "--tasks", TASKS)
 
     @property
     def draws(self) -> list[tuple[str, int]]:
@@ -282,9 +285,8 @@ class LimitStudy:
     def __init__(self, options: LimitOptions) -> None:
         self.options = options
         self.settings = options.settings()
-        self.commands, self.searches = PartStore(options.parts), PartStore(options.best or options.parts)
-        for store in (self.commands, self.searches):
-            store.check_identity(self.settings)
+        folders = (options.parts, options.best or options.parts)
+        self.commands, self.searches = (PartStore.of(folder, self.settings) for folder in folders)
 
     def searched_ms(self, task: str, seed: int) -> Iterator[float]:
         """Steps of the searches for the best plan known of a task: made, or only those that are there."""

@@ -18,7 +18,7 @@ import typer
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.core import EmbeddingTable, Pooling, TableSet
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.errors import AutoshardError
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.formats import load_topology
 from autoshard.formats.metasyn import metasyn
@@ -194,16 +194,13 @@ class NeverBeatenOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        known = [name for name in planner_names() if name != AUTO]
-        if not self.others or not set(self.others) <= set(known):
-            raise InvalidOptionError(f"must be any of {', '.join(known)}, got {self.planners!r}", field="--planners")
+        _ = self.others
 
     @property
     def others(self) -> tuple[str, ...]:
         """The other planners."""
-        if self.planners is None:
-            return tuple(name for name in planner_names() if name != AUTO)
-        return names_in(self.planners)
+        known = tuple(name for name in planner_names() if name != AUTO)
+        return known if self.planners is None else names_in(self.planners, "--planners", known)
 
     def ring(self) -> Ring:
         """How plans are made."""
@@ -226,8 +223,7 @@ def main(options: NeverBeatenOptions, output: OutputOptions) -> None:
     """
     ring = options.ring()
     settings = {"limits_s": list(ring.limits_s), "steps_per_s": ring.steps_per_s, "planners": list(ring.planners)}
-    parts = PartStore(options.parts)
-    parts.check_identity(settings)
+    parts = PartStore.of(options.parts, settings)
     seeds = range(options.first, options.first + options.tasks)
     makers = {f"task-{seed:04d}": partial(ring.run, seed) for seed in seeds}
     contests = parts.find_all("Planning", Contest, makers, lambda one: one.line)

@@ -21,7 +21,8 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.console import log
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.accepted import FINITE_ABOVE_0
+from autoshard.core.errors import AutoshardError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.formats import load_topology
 from autoshard.planners.planner import PlanRequest
@@ -30,7 +31,7 @@ from autoshard.runtime.processes.threads import intra_op_threads
 from autoshard.table import Table
 from policies.planning.trained import TrainedPolicy
 from policies.training.drawn_tasks import MACHINES, TaskKind, TaskSplit, task_seeds
-from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
+from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in, numbers_in
 from studies.planners.limit_runs import TASKS
 
 #: Planners beside `auto`, by what the table calls them: name and options.
@@ -96,24 +97,17 @@ class PolicyStudyOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if not self.chosen or not set(self.chosen) <= set(_TASKS):
-            raise InvalidOptionError(f"must be any of {', '.join(_TASKS)}, got {self.tasks!r}", field="--tasks")
-        try:
-            is_wrong = not all(limit_s > 0 for limit_s in self.limits_s) or not self.limits_s
-        except ValueError:
-            is_wrong = True
-        if is_wrong:
-            raise InvalidOptionError(f"must be numbers above 0, with commas, got {self.limits!r}", field="--limits")
+        _ = self.chosen, self.limits_s
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """Names of the tasks."""
-        return tuple(names_in(self.tasks))
+        return names_in(self.tasks, "--tasks", _TASKS)
 
     @property
     def limits_s(self) -> tuple[float, ...]:
         """The time limits."""
-        return tuple(map(float, names_in(self.limits)))
+        return numbers_in(self.limits, "--limits", float, FINITE_ABOVE_0)
 
     def settings(self) -> dict[str, object]:
         """What parts depend on."""
@@ -172,8 +166,8 @@ def main(options: PolicyStudyOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies policy --tasks 160-a100 --seeds 3 --parts runs -o docs/figures
     """
-    store, settings = PartStore(options.parts), options.settings()
-    store.check_identity(settings)
+    settings = options.settings()
+    store = PartStore.of(options.parts, settings)
     makers = {
         f"{task}-{options.first_seed + draw}": partial(run, task, options.first_seed + draw, options)
         for draw in range(options.seeds)

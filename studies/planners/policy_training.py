@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.formats import load_topology
 from autoshard.formats.files import atomic_write
@@ -37,7 +37,15 @@ from policies.planning.trained import ANY_DEVICE, TrainedPolicy
 from policies.training.drawn_tasks import MACHINES, POOLS, TaskKind, TaskSplit, machines_of, task_seeds, warnings_once
 from policies.training.run_options import LearningOptions, PolicyRunOptions, TaskOptions
 from policies.training.runs import PolicyTraining, Progress
-from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
+from studies.frame import (
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    RegistryOption,
+    StudyResult,
+    names_in,
+    options_without,
+)
 
 #: What is measured.
 _STAGES, _TRANSFER, _FINE_TUNE = "stages", "transfer", "fine-tune"
@@ -75,21 +83,16 @@ class TrainingStudyOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        known = {_STAGES, _TRANSFER, _FINE_TUNE}
-        if not self.chosen or not set(self.chosen) <= known:
-            raise InvalidOptionError(
-                f"must be any of {_STAGES}, {_TRANSFER}, {_FINE_TUNE}, got {self.measure!r}", field="--measure"
-            )
+        _ = self.chosen
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """What is measured."""
-        return tuple(names_in(self.measure))
+        return names_in(self.measure, "--measure", (_STAGES, _TRANSFER, _FINE_TUNE))
 
     def settings(self) -> dict[str, object]:
         """What parts depend on."""
-        left_out = ("measure", "seeds", "other_seeds", "registry", "parts")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        return options_without(self, ("measure", "seeds", "other_seeds", "registry", "parts"))
 
 
 class _Trainings:
@@ -102,8 +105,7 @@ class _Trainings:
 
     def __init__(self, options: TrainingStudyOptions, folder: Path) -> None:
         self._options, self._folder = options, folder
-        self._store = PartStore(options.parts)
-        self._store.check_identity(options.settings())
+        self._store = PartStore.of(options.parts, options.settings())
         self._all = TaskKind(num_tables=_NUM_TABLES, registry=options.registry)
 
     def stages(self, seed: int) -> list[dict[str, Any]]:

@@ -38,10 +38,8 @@ from autoshard.runtime.engine.vectors.reading import Reading, RowFeature, RowKer
 from autoshard.runtime.ownership import ownership_of
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
+from studies.frame import Machine, OutputOptions, StudyResult
 
-SCHEMA: Final = "autoshard.pooled_rows/1"
 _DEVICE: Final = "cpu"
 _OWNERS: Final = 4
 #: Samples of a reader, lookups of each and columns: rows of half a megabyte, of 4 and of 17.
@@ -205,11 +203,11 @@ def main(options: PooledRowsOptions, output: OutputOptions) -> None:
     """
     torch.set_num_threads(1)
     found = [measure(*size, options.runs) for size in _SIZES]
-    on = Machine.this(find_device(_DEVICE), command_line("pooled-rows", options))
     table = Table(
         columns=("bags", "rows", "columns", "forward, ms", "priced", "backward, ms", "priced"),
         rows=tuple(one.cells for one in found),
         caption=f"Pooling of rows from {_OWNERS} owners on one thread, medians of {options.runs} runs",
     )
-    document = {"schema": SCHEMA, "sizes": [asdict(one) for one in found], "machine": on.to_json()}
+    sizes = {"sizes": [asdict(one) for one in found]}
+    document = Machine.of("pooled-rows", options).document(sizes, "autoshard.pooled_rows/1")
     output.write(StudyResult(name="pooled-rows", document=document, tables=(table,)))

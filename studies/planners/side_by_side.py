@@ -21,7 +21,6 @@ from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
-from autoshard.core.accepted import check_choice
 from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation.step_price import model_names
@@ -42,6 +41,7 @@ from studies.frame import (
     RegistryOption,
     StudyResult,
     names_in,
+    options_without,
 )
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
@@ -247,12 +247,15 @@ class SideBySideOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if _BASELINE not in names_in(self.planners):
+        if _BASELINE not in self.chosen:
             raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
-        if self.refine and WHOLE not in names_in(self.planners):
+        if self.refine and WHOLE not in self.chosen:
             raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
-        for name in names_in(self.planners):
-            check_choice(name, [*planner_names(), WHOLE], "--planners")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Names of the planners."""
+        return names_in(self.planners, "--planners", (*planner_names(), WHOLE))
 
     def requests(self) -> list[PlanRequest]:
         """The tasks."""
@@ -276,8 +279,8 @@ def main(options: SideBySideOptions, output: OutputOptions) -> None:
     Example:
         python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --parts task-runs
     """
-    requests, parts, tasks = options.requests(), PartStore(options.parts), []
-    parts.check_identity(_identity(options, requests[0]))
+    requests, tasks = options.requests(), []
+    parts = PartStore.of(options.parts, _identity(options, requests[0]))
     with progress("Tasks", options.num_tasks) as advance:
         for number, request in enumerate(requests):
             tasks.append(
@@ -292,12 +295,12 @@ def main(options: SideBySideOptions, output: OutputOptions) -> None:
 
 
 def _identity(options: SideBySideOptions, request: PlanRequest) -> dict[str, object]:
-    chosen = {name: value for name, value in asdict(options).items() if name not in _FREE}
-    return chosen | {"models": model_names(request.costs, request.tables, request.topology.device)}
+    models = model_names(request.costs, request.tables, request.topology.device)
+    return options_without(options, _FREE) | {"models": models}
 
 
 def _numbers(request: PlanRequest, options: SideBySideOptions) -> TaskNumbers:
-    planners = names_in(options.planners)
+    planners = options.chosen
     return TaskNumbers.of(compare_task(request, planners, options.search_seconds, options.refine, options.device))
 
 

@@ -16,7 +16,7 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.console import progress
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import WHOLE_AT_LEAST_1
 from autoshard.core.step import StepPart
 from autoshard.evaluation import price_step
 from autoshard.formats import load_tables
@@ -24,7 +24,7 @@ from autoshard.planning import plan_costs
 from autoshard.table import Table
 from autoshard.whatif.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
 from bench.measuring.devices import find_device
-from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
+from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in, numbers_in
 
 SCHEMA = "autoshard.step-runs/1"
 #: Largest relative error of a run that counts as within the tolerance.
@@ -185,6 +185,15 @@ class StepRunOptions:
         """Processes of each run."""
         return self.nproc or min(8, max(2, os.cpu_count() or 2))
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes.
+
+        Raises:
+            InvalidOptionError: If one is no whole number of at least 1.
+        """
+        return numbers_in(self.batch_sizes, "--batch-sizes", int, WHOLE_AT_LEAST_1)
+
     def settings(self) -> dict[str, Any]:
         """Settings that runs must share to be summed up."""
         return {
@@ -195,7 +204,7 @@ class StepRunOptions:
             "repeats": self.repeats,
             "planners": list(names_in(self.planners)),
             "num_tables": [self.min_tables, self.max_tables],
-            "batch_sizes": list(_whole_numbers(self.batch_sizes)),
+            "batch_sizes": list(self.sizes),
             "tables": self.tables,
             "scale": self.scale,
         }
@@ -207,7 +216,7 @@ class StepRunOptions:
             seed=_SEED_OFFSET + self.seed,
             planners=names_in(self.planners),
             num_tables=(self.min_tables, self.max_tables),
-            batch_sizes=_whole_numbers(self.batch_sizes),
+            batch_sizes=self.sizes,
         )
 
 
@@ -217,8 +226,8 @@ def main(options: StepRunOptions, output: OutputOptions) -> None:
     Example:
         python -m studies steps --runs 20 --parts step-runs -o docs/figures
     """
-    trials, settings, parts = options.trials(), options.settings(), PartStore(options.parts)
-    parts.check_identity(settings)
+    trials, settings = options.trials(), options.settings()
+    parts = PartStore.of(options.parts, settings)
     runs: list[StepRun] = []
     with progress("Running plans", options.runs) as advance:
         for start in range(0, options.runs, options.per_launch):
@@ -234,14 +243,6 @@ def main(options: StepRunOptions, output: OutputOptions) -> None:
         "runs": [asdict(run) for run in runs],
     }
     output.write(StudyResult(name="step-runs", document=document, tables=(runs_table(runs, summary),)))
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        message = f"must be whole numbers with commas between them, got {text!r}"
-        raise InvalidOptionError(message, field="--batch-sizes") from None
 
 
 def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> Table:

@@ -22,6 +22,7 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, PlacedShard, Shard, ShardingPlan, TableSet
+from autoshard.core.accepted import FINITE_AT_LEAST_0
 from autoshard.core.batches import coprime_step, scatter_ranks
 from autoshard.runtime.access_counts import MAX_BYTES, SAMPLED_IDS, AccessCounter
 from autoshard.runtime.embeddings import ShardedEmbeddings
@@ -31,10 +32,8 @@ from autoshard.runtime.training.step import TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
+from studies.frame import Machine, OutputOptions, StudyResult, numbers_in
 
-SCHEMA: Final = "autoshard.access-counts/1"
 #: Share of the lookups whose rows are compared.
 _COVERED: Final = 0.9
 #: Relative error that counts as right.
@@ -61,6 +60,14 @@ class AccessCountOptions:
     ] = 400
     steps: Annotated[int, typer.Option(min=2, help="Training steps with and without counting, each.")] = 200
     seed: Annotated[int, typer.Option(min=0, help="Seed of lookups.")] = 0
+
+    def __post_init__(self) -> None:
+        _ = self.exponents
+
+    @property
+    def exponents(self) -> tuple[float, ...]:
+        """The Zipf exponents."""
+        return numbers_in(self.alphas, "--alphas", float, FINITE_AT_LEAST_0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,22 +245,21 @@ def main(options: AccessCountOptions, output: OutputOptions) -> None:
         python -m studies access-counts -o docs/figures
     """
     torch.set_num_threads(1)
-    found = [accuracy(float(alpha), options) for alpha in options.alphas.split(",")]
+    found = [accuracy(alpha, options) for alpha in options.exponents]
     dist.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     cost = counting_cost(options)
     dist.destroy_process_group()
+    numbers = {
+        "rows": options.rows,
+        "max_bytes": MAX_BYTES,
+        "sampled_ids": SAMPLED_IDS,
+        "accuracy": [asdict(one) for one in found],
+        "cost": asdict(cost),
+    }
     output.write(
         StudyResult(
             name="access-counts",
-            document={
-                "schema": SCHEMA,
-                "machine": Machine.this(find_device("cpu"), command_line("access-counts", options)).to_json(),
-                "rows": options.rows,
-                "max_bytes": MAX_BYTES,
-                "sampled_ids": SAMPLED_IDS,
-                "accuracy": [asdict(one) for one in found],
-                "cost": asdict(cost),
-            },
+            document=Machine.of("access-counts", options).document(numbers, "autoshard.access-counts/1"),
             tables=(_accuracy_table(found, options), _cost_table(cost)),
         )
     )

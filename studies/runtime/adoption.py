@@ -8,10 +8,8 @@ the same tables. TorchRec moves its tables on the same cluster, where it can.
 from __future__ import annotations
 
 import os
-import resource
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -47,11 +45,12 @@ from autoshard.runtime.engine.holdings import Holding, holdings_of
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.moving import ROUND_BYTES
 from autoshard.runtime.engine.rows.places import located
+from autoshard.runtime.processes.devices import peak_bytes
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from studies.cluster.network import ClusterSpec, open_cluster
 from studies.frame import OutputOptions, StudyResult
-from studies.frame.jobs import do_job, run_job
+from studies.frame.jobs import do_job, greatest, run_job, slowest_s
 from studies.runtime.checkpoint_cost import DIM, tables_of_ranks
 
 SCHEMA: Final = "autoshard.adopt/1"
@@ -67,6 +66,7 @@ _CHAIN: Final = (
     "table-wise",
 )
 _SETTINGS: Final = FusedSettings(learning_rate=0.05)
+_CPU: Final = torch.device("cpu")
 
 
 @command_options()
@@ -234,13 +234,13 @@ def adopted(job: Mapping[str, Any]) -> list[tuple[float, float, int]]:
     embeddings = ShardedEmbeddings(first, _SETTINGS)
     found = []
     for plan, bytes_RR in zip(rest, job["bytes"], strict=True):
-        alone_s = _timed(partial(_carry, np.array(bytes_RR)))
+        alone_s = slowest_s(partial(_carry, np.array(bytes_RR)))
         sent_bytes = [0]
 
         def adopt(plan: ShardingPlan = plan, sent_bytes: list[int] = sent_bytes) -> None:
             sent_bytes[0] = embeddings.adopt(plan)
 
-        seconds = _timed(adopt)
+        seconds = slowest_s(adopt)
         total = torch.tensor(sent_bytes)
         dist.all_reduce(total)
         found.append((seconds, alone_s, int(total)))
@@ -262,19 +262,18 @@ def saved(job: Mapping[str, Any]) -> dict[str, float]:
     """Saves and loads the tables of a job's plan."""
     embeddings = ShardedEmbeddings(read_plan(job["plan_paths"][0]), _SETTINGS)
     state: dict[str, Any] = {}
-    before = _peak_bytes()
-    save_s = _timed(lambda: state.update(embeddings.state_dict()))
+    before = peak_bytes(_CPU, 0)
+    save_s = slowest_s(lambda: state.update(embeddings.state_dict()))
     held = sum(one.to_local().nbytes for key, one in state.items() if hasattr(one, "to_local"))
-    after_save = _peak_bytes()
-    load_s = _timed(lambda: embeddings.load_state_dict(state))
-    extra = torch.tensor([after_save - before - held, _peak_bytes() - max(after_save, before)])
-    dist.all_reduce(extra, op=dist.ReduceOp.MAX)
+    after_save = peak_bytes(_CPU, 0)
+    load_s = slowest_s(lambda: embeddings.load_state_dict(state))
+    extra_save, extra_load = greatest(after_save - before - held), greatest(peak_bytes(_CPU, after_save))
     embeddings.close()
     return {
         "save_s": save_s,
         "load_s": load_s,
-        "extra_save_bytes": int(extra[0]),
-        "extra_load_bytes": int(extra[1]),
+        "extra_save_bytes": int(extra_save),
+        "extra_load_bytes": int(extra_load),
     }
 
 
@@ -309,28 +308,13 @@ def resharded(job: Mapping[str, Any]) -> dict[str, float | str]:
         # It needs layers of its own around the tables.
         model = torch.nn.Sequential(OrderedDict(tables=tables, dense=torch.nn.Linear(1, 1)))
         sharded = DistributedModelParallel(
-            model, device=torch.device("cpu"), plan=TorchRecPlan({"tables": before}), sharders=[sharder]
+            model, device=_CPU, plan=TorchRecPlan({"tables": before}), sharders=[sharder]
         )
         try:
-            found[layout] = _timed(partial(sharded.reshard, {"tables": (0.0, after)}, "tables"))
+            found[layout] = slowest_s(partial(sharded.reshard, {"tables": (0.0, after)}, "tables"))
         except (AttributeError, IndexError, KeyError, RuntimeError, ValueError) as error:
             found[layout] = f"{type(error).__name__}: {error}"
     return found
-
-
-def _timed(act: Callable[[], object]) -> float:
-    """Seconds that something takes on the slowest process."""
-    dist.barrier()
-    begun = time.perf_counter()
-    act()
-    seconds = torch.tensor(time.perf_counter() - begun)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds)
-
-
-def _peak_bytes() -> int:
-    """Most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(options: AdoptOptions, output: OutputOptions) -> None:

@@ -10,14 +10,13 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final
 
-import torch
 import torch.distributed as dist
 import typer
 
@@ -40,14 +39,12 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
-from studies.frame.documents import to_document
-from studies.frame.jobs import do_job, run_job
+from studies.frame import Machine, OutputOptions, StudyResult
+from studies.frame.jobs import do_job, greatest, run_job, slowest_s
 
-SCHEMA: Final = "autoshard.checkpoint-cost/1"
 #: Columns of every table.
 DIM: Final = 64
+_SETTINGS: Final = FusedSettings(learning_rate=0.05)
 #: Bytes that plain files are written and read in.
 _PIECE_BYTES: Final = 1 << 24
 
@@ -96,23 +93,6 @@ class Cost:
     slowed_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCosts:
-    """The study's result.
-
-    Attributes:
-        machine: Where it was measured.
-        mib: Size of all tables in MiB, weights alone.
-        processes: Processes.
-        cost: What was measured.
-    """
-
-    machine: Machine
-    mib: int
-    processes: int
-    cost: Cost
-
-
 def tables_of_ranks(mib: int, num_ranks: int, *, pooling_factor: float) -> tuple[EmbeddingTable, ...]:
     """A table for each rank, all alike, whose weights take so many MiB together."""
     num_rows = mib * 2**20 // (4 * DIM * num_ranks)
@@ -149,9 +129,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     found = []
     for number in range(job["repeats"]):
         place = folder / str(number)
-        with opened(first) as embeddings:
+        with closing(ShardedEmbeddings(first, _SETTINGS)) as embeddings:
             found.append(_saved(embeddings, first, place, share))
-        with opened(second) as embeddings:
+        with closing(ShardedEmbeddings(second, _SETTINGS)) as embeddings:
             found[-1] |= _loaded(embeddings, place)
         if dist.get_rank() == 0:
             shutil.rmtree(place)
@@ -160,23 +140,13 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"share_bytes": share, **medians}
 
 
-@contextmanager
-def opened(plan: ShardingPlan) -> Iterator[ShardedEmbeddings]:
-    """The tables of a plan, for as long as they are used."""
-    embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05))
-    try:
-        yield embeddings
-    finally:
-        embeddings.close()
-
-
 def _saved(embeddings: ShardedEmbeddings, plan: ShardingPlan, place: Path, share: int) -> dict[str, float]:
     """Plain files and a checkpoint of as many bytes, and steps without and with one."""
     place.mkdir(exist_ok=True)
     plain = place / f"plain{dist.get_rank()}"
-    disk_write_s = _timed(lambda: _write_plain(plain, share))
+    disk_write_s = slowest_s(lambda: _write_plain(plain, share))
     _forget_cached(place)
-    disk_read_s = _timed(lambda: _read_plain(plain))
+    disk_read_s = slowest_s(lambda: _read_plain(plain))
     plain.unlink()
     samples = draw_samples(plan.tables, 1, embeddings.local_batch_size, (0, dist.get_rank()))
 
@@ -186,10 +156,10 @@ def _saved(embeddings: ShardedEmbeddings, plan: ShardingPlan, place: Path, share
             embeddings.end_step()
 
     steps(3)
-    before_s = _timed(lambda: steps(20)) / 20
+    before_s = slowest_s(lambda: steps(20)) / 20
     with Checkpoints(place / "checkpoints") as checkpoints, _peak() as extra:
         begun = time.perf_counter()
-        stall_s = _timed(lambda: checkpoints.save(1, {"embeddings": embeddings}, plan=plan))
+        stall_s = slowest_s(lambda: checkpoints.save(1, {"embeddings": embeddings}, plan=plan))
         count = 0
         # All processes make as many steps as the first, until it is there.
         while _is_any(checkpoints.is_saving):
@@ -198,17 +168,17 @@ def _saved(embeddings: ShardedEmbeddings, plan: ShardingPlan, place: Path, share
         trained_s = time.perf_counter() - begun
         checkpoints.wait()
         [made] = checkpoints.all()
-    after_s = _timed(lambda: steps(20)) / 20
+    after_s = slowest_s(lambda: steps(20)) / 20
     step_s = (before_s + after_s) / 2
     return {
         "checkpoint_bytes": made.manifest.num_bytes,
         "disk_write_s": disk_write_s,
         "disk_read_s": disk_read_s,
         "stall_s": stall_s,
-        "save_s": _greatest(trained_s),
-        "extra_save_bytes": _greatest(extra[0]),
+        "save_s": greatest(trained_s),
+        "extra_save_bytes": greatest(extra[0]),
         "step_s": step_s,
-        "slowed_s": _greatest(trained_s - count * step_s),
+        "slowed_s": greatest(trained_s - count * step_s),
     }
 
 
@@ -218,9 +188,9 @@ def _loaded(embeddings: ShardedEmbeddings, place: Path) -> dict[str, float]:
     latest = checkpoints.latest()
     assert latest is not None
     with _peak() as extra:
-        load_s = _timed(lambda: latest.load({"embeddings": embeddings}))
+        load_s = slowest_s(lambda: latest.load({"embeddings": embeddings}))
     checkpoints.close()
-    return {"load_s": load_s, "extra_load_bytes": _greatest(extra[0])}
+    return {"load_s": load_s, "extra_load_bytes": greatest(extra[0])}
 
 
 def _write_plain(path: Path, num_bytes: int) -> None:
@@ -246,23 +216,8 @@ def _forget_cached(place: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _timed(act: Callable[[], object]) -> float:
-    """Seconds that something takes on the slowest process."""
-    dist.barrier()
-    begun = time.perf_counter()
-    act()
-    return _greatest(time.perf_counter() - begun)
-
-
-def _greatest(value: float) -> float:
-    """The greatest of all processes' values."""
-    values = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return float(values)
-
-
 def _is_any(value: bool) -> bool:
-    return bool(_greatest(float(value)))
+    return bool(greatest(float(value)))
 
 
 @contextmanager
@@ -316,9 +271,9 @@ def _result(options: CheckpointCostOptions, cost: Cost) -> StudyResult:
         f"has {_mib(cost.checkpoint_bytes)}, a step takes {1000 * cost.step_s:.1f} ms"
     )
     table = Table(columns=("", "measured", "against", "ratio"), rows=rows, caption=caption)
-    machine = Machine.this(find_device("cpu"), command_line("checkpoint-cost", options))
-    found = CheckpointCosts(machine=machine, mib=options.mib, processes=options.processes, cost=cost)
-    return StudyResult(name="checkpoint-cost", document=to_document(found, SCHEMA), tables=(table,))
+    found = {"mib": options.mib, "processes": options.processes, "cost": asdict(cost)}
+    document = Machine.of("checkpoint-cost", options).document(found, "autoshard.checkpoint-cost/1")
+    return StudyResult(name="checkpoint-cost", document=document, tables=(table,))
 
 
 def _mib(size: float) -> str:

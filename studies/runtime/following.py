@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -27,11 +27,9 @@ from autoshard.planning import make_costs, make_plan
 from autoshard.runtime import RunProgress, RunRequest, run_requests
 from autoshard.runtime.results import PlanChange
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from studies.cluster.network import Cluster, ClusterSpec, open_cluster
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
+from studies.frame import Machine, OutputOptions, StudyResult
 
-SCHEMA: Final = "autoshard.following/1"
 _DIM, _FACTOR, _ALPHA = 64, 20.0, 1.3
 
 
@@ -141,13 +139,12 @@ def main(options: FollowingOptions, output: OutputOptions) -> None:
                 runs.append(trained(path, options, cluster, drifts=drifts, follows=follows))
                 console.log(f"{_kind(runs[-1])}: {runs[-1].samples_per_s:,.0f} samples/s")
     ratios = {drifts: speedup(runs, drifts=drifts) for drifts in (True, False)}
-    document = {
-        "schema": SCHEMA,
-        "machine": Machine.this(find_device("cpu"), command_line("following", options)).to_json(),
+    found = {
         "options": asdict(options),
         "runs": [asdict(run) for run in runs],
         "following_over_fixed": {"drifting": ratios[True], "still": ratios[False]},
     }
+    document = Machine.of("following", options).document(found, "autoshard.following/1")
     notes = (
         f"With a plan that follows, samples/s are {ratios[True]:.2f} times those of the fixed plan where hot rows "
         f"change, and {ratios[False]:.2f} times where they stay.",

@@ -47,12 +47,10 @@ from autoshard.runtime.processes.job import worker_pids
 from autoshard.runtime.processes.launch import FORKED, Restart, RunProgress
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.cluster.network import ClusterSpec
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.runtime.following import FollowingOptions, planned
 
-SCHEMA: Final = "autoshard.job_kills/3"
 #: One kill in so many comes while processes start, the others while they train or save.
 _STARTING_EVERY: Final = 4
 #: Latest moments after the processes are there, and after their first step.
@@ -463,13 +461,12 @@ def main(options: JobKillOptions, output: OutputOptions) -> None:
     Example:
         python -m studies job-kills --kills 20
     """
-    store = PartStore(options.parts)
-    store.check_identity({name: getattr(options, name) for name in ("per_part", "epochs", "seed", "changing")})
+    identity = {name: getattr(options, name) for name in ("per_part", "epochs", "seed", "changing")}
+    store = PartStore.of(options.parts, identity)
     count = -(-options.kills // options.per_part)
     makers = {f"{number:03d}": partial(run_part, options, number) for number in range(count)}
     runs = JobRuns(parts=tuple(store.find_all("Killing jobs", JobPart, makers)))
-    on = Machine.this(find_device("cpu"), command_line("job-kills", options))
-    document = {**to_document(runs, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("job-kills", options).document(runs, "autoshard.job_kills/3")
     output.write(StudyResult(name="job-kills", document=document, tables=(part_table(runs),), notes=(_note(runs),)))
     if any(part.faults for part in runs.parts):
         raise typer.Exit(1)

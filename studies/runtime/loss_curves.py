@@ -37,10 +37,8 @@ from autoshard.planning import make_costs, make_plan
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
+from studies.frame import Machine, OutputOptions, StudyResult
 
-SCHEMA: Final = "autoshard.loss-curves/1"
 #: Criteo's columns.
 _NUM_COUNTS, _NUM_CATEGORIES = 13, 26
 _DIM: Final = 16
@@ -203,10 +201,9 @@ def _result(options: LossCurveOptions, alone: LossCurve, planned: Sequence[LossC
         ],
         caption=f"{len(alone.losses)} steps of {options.batch_size} samples in Criteo's format",
     )
-    document = {
-        "schema": SCHEMA,
-        "machine": Machine.this(find_device("cpu"), command_line("loss-curves", options)).to_json(),
+    found = {
         "options": asdict(options),
         "runs": [{**asdict(one), "farthest": farthest(one)} for one in (alone, *planned)],
     }
+    document = Machine.of("loss-curves", options).document(found, "autoshard.loss-curves/1")
     return StudyResult(name="loss-curves", document=document, tables=(table,))

@@ -20,7 +20,6 @@ import typer
 from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core import CostModels, GradSync, Level, Link, MemoryBytes, ShardingPlan, SyncRows, Topology
-from autoshard.core.errors import InvalidOptionError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import price_step
 from autoshard.planners.planner import PlanRequest
@@ -29,7 +28,6 @@ from autoshard.planning import make_costs, plan_costs
 from autoshard.report.figures import BLUE, GREY, ORANGE, SKY, in_house_style
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from costmodel.registry.versions import default_registry
 from studies.frame import (
     Machine,
@@ -38,7 +36,6 @@ from studies.frame import (
     PartStore,
     RegistryOption,
     StudyResult,
-    command_line,
     names_in,
 )
 from studies.papers import neo, two_d
@@ -65,7 +62,6 @@ from studies.runtime.slow_links.contests import (
 )
 from studies.runtime.virtual_contests import Gain
 
-SCHEMA: Final = "autoshard.papers-executed/1"
 FLEXSHARD, OPER, TWO_D, NEO = "flexshard", "oper", "two-d", "neo"
 PAPERS: Final = (FLEXSHARD, OPER, TWO_D, NEO)
 _HBM: Final = MemoryBytes(hbm=2 << 30)
@@ -417,12 +413,7 @@ class PapersExecutedOptions:
         Raises:
             InvalidOptionError: If one of them is none.
         """
-        found = names_in(self.papers)
-        unknown = [name for name in found if name not in PAPERS]
-        if unknown or not found:
-            message = f"must be of {', '.join(PAPERS)}, got {self.papers!r}"
-            raise InvalidOptionError(message, field="--papers")
-        return found
+        return names_in(self.papers, "--papers", PAPERS)
 
 
 def executed(setting: Setting, registry: Path, effort: Effort) -> Executed:
@@ -455,8 +446,7 @@ def main(options: PapersExecutedOptions, output: OutputOptions) -> None:
     """
     wanted, registry = options.wanted(), options.registry or default_registry()
     effort = Effort(steps=options.steps, warmup_steps=1, repeats=options.rounds, virtual_time=True)
-    parts = PartStore(options.parts)
-    parts.check_identity({"steps": options.steps, "rounds": options.rounds, "registry": str(registry)})
+    parts = PartStore.of(options.parts, {"steps": options.steps, "rounds": options.rounds, "registry": str(registry)})
     settings = [setting for paper in wanted for setting in _MAKERS[paper]()]
     makers = {setting.name: partial(executed, setting, registry, effort) for setting in settings}
     found = parts.find_all("settings", Executed, makers, line=_line)
@@ -608,16 +598,14 @@ def _optimisation_ratios(one: Executed) -> list[Ratio]:
 
 def _result(options: PapersExecutedOptions, found: Sequence[Executed]) -> StudyResult:
     lines = ratios(found)
-    document = {
-        "schema": SCHEMA,
-        "machine": Machine.this(find_device("cpu"), command_line("papers-executed", options)).to_json(),
+    numbers = {
         "ratios": [asdict(line) for line in lines],
         "settings": [asdict(one) for one in found],
     }
     by_paper = {paper: [line for line in lines if line.paper == paper] for paper in options.wanted()}
     return StudyResult(
         name="papers-executed",
-        document=document,
+        document=Machine.of("papers-executed", options).document(numbers, "autoshard.papers-executed/1"),
         tables=(
             *(ratio_table(paper, of) for paper, of in by_paper.items()),
             *(part_table(paper, [one for one in found if one.paper == paper]) for paper in by_paper),

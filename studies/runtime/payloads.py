@@ -40,8 +40,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import distributed_step
 from autoshard.table import Table
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary
 from studies.frame.jobs import do_job, run_job
 from studies.runtime.clicks import ClickModel, Purpose, batches, entropy_of, held_out_entropy, planted
 
@@ -128,7 +127,6 @@ def train_runs(model: ClickModel, runs: Sequence[ClickRun], nproc: int) -> tuple
     return tuple(ClickResult(**result) for result in results)
 
 
-SCHEMA = "autoshard.payload-quality/1"
 #: Name of the runs that only differ in their initial weights, which shows what differences mean.
 CONTROL = "fp32, other initial weights"
 _HEIGHT = 460
@@ -253,18 +251,17 @@ def main(options: PayloadOptions, output: OutputOptions) -> None:
     Example:
         python -m studies payloads --seeds 5 --parts payload-runs -o docs/figures
     """
-    settings, parts = options.settings(), PartStore(options.parts)
-    parts.check_identity(settings)
+    settings = options.settings()
+    parts = PartStore.of(options.parts, settings)
     makers = {f"seed-{seed}": partial(run_seed, seed, options) for seed in range(options.seeds)}
     found = parts.find_all("Training", SeedRuns, makers)
     summary = losses(found)
-    document = {
-        "schema": SCHEMA,
+    numbers = {
         "settings": {"seeds": options.seeds, **settings},
-        "machine": Machine.this(find_device("cpu"), command_line("payloads", options)).to_json(),
         "summary": [asdict(one) for one in summary],
         "seeds": [asdict(one)["results"] for one in found],
     }
+    document = Machine.of("payloads", options).document(numbers, "autoshard.payload-quality/1")
     output.write(
         StudyResult(
             name="payload-quality",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from autoshard.commands.options import command_options
 from autoshard.core import (
     AccessProfile,
     Collective,
-    DType,
     EmbeddingTable,
     Feature,
     PlacedShard,
@@ -37,10 +35,10 @@ from autoshard.core import (
     TableSet,
     Topology,
 )
-from autoshard.core.errors import AutoshardError, DeviceError, InvalidOptionError
+from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
+from autoshard.core.errors import AutoshardError, DeviceError
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.formats import topology_from_json, topology_to_json, write_plan
-from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
@@ -51,24 +49,26 @@ from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.result_json import RUN
 from autoshard.table import Table
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, execute_plans, local_topology, plan_task
-from bench.collecting.collectives import collect_collectives
-from bench.collectives.sampling import CollectiveSettings, Processes
-from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
-from costmodel.registry.promotion import publish_version
-from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.versions import Registry
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.comparison import collective_version
 from studies.cluster.commands import opened_cluster
-from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.links import fit_links, link_samples, measured_topology
 from studies.cluster.network import ClusterSpec, check_support
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, names_in
+from studies.frame import (
+    Machine,
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    StudyResult,
+    names_in,
+    numbers_in,
+    options_without,
+)
 from studies.frame.jobs import STUDIES_PATH
 from studies.runtime.slow_links.contests import Entry
-from studies.runtime.slow_links.models import drawn_task
+from studies.runtime.slow_links.models import doubled_sizes, drawn_task, emptied, published
 
-SCHEMA: Final = "autoshard.virtual-time/1"
 #: Each way to hold tables, balanced and not; `LOPSIDED` comes beside them.
 ENTRIES: Final = (
     Entry(label="table-wise", planner="cost-greedy"),
@@ -89,7 +89,7 @@ ENTRIES: Final = (
     Entry(label="replica-groups", planner="replica-groups", options={"num_groups": 2}),
 )
 _NUM_RANKS: Final = 2
-_SMALLEST_BYTES, _MAX_BYTES = 2**13, 2**22
+_MAX_BYTES: Final = 2**22
 _RUN_BYTES: Final = 4 << 30
 #: Milliseconds of work that one rank has more, where one is slowed.
 _SLOWED_MS: Final = 10.0
@@ -251,9 +251,7 @@ class VirtualTimeOptions:
     def __post_init__(self) -> None:
         self.specs()
         self.numbers_of_ranks()
-        for one in names_in(self.overlaps):
-            if one not in (Overlap.NONE, Overlap.PIPELINED):
-                raise InvalidOptionError(f"must be some of none and pipelined, got {one!r}", field="--overlaps")
+        _ = self.chosen_overlaps
 
     def specs(self) -> tuple[ClusterSpec, ...]:
         """A cluster for each rate.
@@ -263,33 +261,30 @@ class VirtualTimeOptions:
         """
         return tuple(
             ClusterSpec(num_nodes=_NUM_RANKS, ranks_per_node=1, bits_per_s=rate * 1e6)
-            for rate in _numbers(self.rates, "--rates")
+            for rate in numbers_in(self.rates, "--rates", float, FINITE_ABOVE_0)
         )
 
     def numbers_of_ranks(self) -> tuple[int, ...]:
         """Numbers of identical ranks.
 
         Raises:
-            InvalidOptionError: If one is no number.
+            InvalidOptionError: If one is no whole number of at least 1.
         """
-        return tuple(map(int, _numbers(self.ranks, "--ranks")))
+        return numbers_in(self.ranks, "--ranks", int, WHOLE_AT_LEAST_1)
+
+    @property
+    def chosen_overlaps(self) -> tuple[str, ...]:
+        """What steps overlap."""
+        return names_in(self.overlaps, "--overlaps", (Overlap.NONE, Overlap.PIPELINED))
 
     def identity(self) -> dict[str, object]:
         """What parts must share."""
-        free = ("parts", "plans", "rates", "ranks")
-        return {name: value for name, value in asdict(self).items() if name not in free}
+        return options_without(self, ("parts", "plans", "rates", "ranks"))
 
     @property
     def effort(self) -> dict[str, Any]:
         """How long a plan runs, as `execute_plans` takes it."""
         return {"steps": self.steps, "warmup_steps": 3, "rounds": self.rounds}
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(one) for one in names_in(text)]
-    except ValueError:
-        raise InvalidOptionError(f"must be numbers with commas between them, got {text!r}", field=option) from None
 
 
 def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
@@ -301,8 +296,7 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     check_support()
     if len(os.sched_getaffinity(0)) < _NUM_RANKS:
         raise DeviceError("two ranks need a core each, this machine has one")
-    parts = PartStore(options.parts)
-    parts.check_identity(options.identity())
+    parts = PartStore.of(options.parts, options.identity())
     compared: list[Compared] = []
     refused: list[str] = []
     for index, spec in enumerate(options.specs()):
@@ -318,7 +312,6 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     shared = {
         alpha: parts.find_data(f"shared-{alpha}", Repeated, partial(_shared, options, alpha)) for alpha in _ALPHAS
     }
-    machine = Machine.this(find_device("cpu"), command_line("virtual-time", options))
     tables = (
         _summary(compared),
         _parts_table(compared),
@@ -326,10 +319,8 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
         _checks(alike, slowed, tokens),
         _shared_table(shared),
     )
-    document = {
-        "schema": SCHEMA,
+    numbers = {
         "settings": options.identity(),
-        "machine": machine.to_json(),
         "plans": [{**asdict(one), "error": one.error, "noise": one.noise} for one in compared],
         "refused": refused,
         "alike": {str(number): asdict(one) for number, one in alike.items()},
@@ -340,7 +331,7 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     output.write(
         StudyResult(
             name="virtual-time",
-            document=document,
+            document=Machine.of("virtual-time", options).document(numbers, "autoshard.virtual-time/1"),
             tables=tables,
             notes=tuple(f"Not made: {one}" for one in refused),
             images={"": _figure(compared)},
@@ -368,23 +359,9 @@ def _chunks(options: VirtualTimeOptions, spec: ClusterSpec, index: int, parts: P
 
 def _measured_links(spec: ClusterSpec, launcher: Launcher, registry: Path) -> Links:
     """Measures what collectives take on the links, and trains the model of them."""
-    samples_folder = registry.with_name(f"{registry.name}-samples")
-    for folder in (registry, samples_folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-    sizes = tuple(_SMALLEST_BYTES << power for power in range((_MAX_BYTES // _SMALLEST_BYTES).bit_length()))
-    collection = collect_collectives(
-        samples_folder,
-        Processes(nproc=_NUM_RANKS, node_size=1),
-        CollectiveSettings(sizes=sizes, dtypes=(DType.FP32,)),
-        device="cpu",
-        launcher=launcher,
-    )
-    if collection.is_terminated:
-        raise DeviceError("measuring the links was ended by a signal")
-    samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
-    publishing = PublishOptions(registry=registry, force=True)
-    publish_version(Registry(registry), collective_version(train_collective_model(samples)), publishing)
+    folder = emptied(registry.with_name(f"{registry.name}-samples"))
+    samples = link_samples(folder, spec, doubled_sizes(_MAX_BYTES), launcher)
+    published(collective_version(train_collective_model(samples)), emptied(registry))
     return Links(topology=topology_to_json(measured_topology(spec.topology(), fit_links(samples))))
 
 
@@ -406,7 +383,7 @@ def _compare(
         except AutoshardError as error:
             refused.append(f"{entry.label} of task {number}: {error}")
             continue
-        made += [(entry.label, overlap, plan) for overlap in names_in(options.overlaps)]
+        made += [(entry.label, overlap, plan) for overlap in options.chosen_overlaps]
     if not made:
         return Chunk(plans=(), refused=tuple(refused))
     plans = [plan for *_, plan in made]

@@ -31,17 +31,15 @@ from autoshard.api import Scope
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from server.access import COMMAND_LINE
 from server.storage.database import Database
 from server.storage.keys import KeyStore
 from server.storage.location import parsed_url
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, StudyResult
 from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
 from studies.service.bodies import JSON_HEADERS, small_task
 from studies.service.processes import DatabaseKind, RunningService, new_database, running
 
-SCHEMA: Final = "autoshard.service_attack/1"
 _ADDRESSES: Final = tuple(f"127.0.1.{number}" for number in range(1, 9))
 _BODY: Final = b"[" + b"{}," * ((16 << 20) // 3 - 2) + b"{}]"
 _LOOPS, _HALF_OPEN, _WRONG_SECRETS = 3, 32, 2
@@ -251,8 +249,7 @@ def main(options: AttackOptions, output: OutputOptions) -> None:
         python -m studies service
     """
     study = measure(options)
-    on = Machine.this(find_device("cpu"), command_line("service", options))
-    document = {**to_document(study, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("service", options).document(study, "autoshard.service_attack/1")
     told = ", ".join(f"{name} {count:,}" for name, count in study.attackers.items())
     notes = (
         f"p99 of plans {study.plans_ratio:g} times that without an attack",

@@ -26,13 +26,11 @@ from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.core.errors import ExecutionError
 from autoshard.table import Table
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, StudyResult
 from studies.service.activities import Activity, JobWrites, PlanWrites
 from studies.service.arrivals import clients_of
 from studies.service.processes import DatabaseKind, RunningService, new_database, running
 
-SCHEMA: Final = "autoshard.service_disk/1"
 _PHASES: Final = ("before", "full", "again")
 _DISK: Final = "64m"
 #: Of so many clients, one makes jobs.
@@ -181,8 +179,7 @@ def main(options: DiskOptions, output: OutputOptions) -> None:
         python -m studies service-disk
     """
     study = measure(options)
-    on = Machine.this(find_device("cpu"), command_line("service-disk", options))
-    document = {**to_document(study, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("service-disk", options).document(study, "autoshard.service_disk/1")
     notes = (
         f"while it was full, /readyz said: {study.told}; the log: {', '.join(study.causes)}",
         f"the first write after {study.recovered_s:g} s of room",

@@ -26,12 +26,10 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.table import Table
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.service.activities import Activity, JobWrites, PlanWrites
 from studies.service.processes import DatabaseKind, RunningService, new_database
 
-SCHEMA: Final = "autoshard.service_kills/2"
 #: One kill in so many comes while the service starts, the others while clients write.
 _STARTING_EVERY: Final = 4
 #: Latest moments after the start of the process, and after clients begin to write.
@@ -248,15 +246,13 @@ def main(options: KillOptions, output: OutputOptions) -> None:
     Example:
         python -m studies service-kills --database postgresql --processes 2 --kills 500 --parts kills-postgresql
     """
-    store = PartStore(options.parts)
     identity = {name: getattr(options, name) for name in ("database", "processes", "per_part", "seed")}
-    store.check_identity(identity)
+    store = PartStore.of(options.parts, identity)
     count = -(-options.kills // options.per_part)
     makers = {f"{number:03d}": partial(run_part, options, number) for number in range(count)}
     found = store.find_all("Killing services", KillPart, makers)
     runs = KillRuns(database=options.database, processes=options.processes, parts=tuple(found))
-    on = Machine.this(find_device("cpu"), command_line("service-kills", options))
-    document = {**to_document(runs, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("service-kills", options).document(runs, "autoshard.service_kills/2")
     name = f"service-kills-{options.database}" + (f"-{options.processes}" if options.processes > 1 else "")
     output.write(StudyResult(name=name, document=document, tables=(part_table(runs),), notes=(_note(runs),)))
     if any(part.faults for part in runs.parts):

@@ -28,7 +28,6 @@ from autoshard.api import JobState
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.location import parsed_url
@@ -38,7 +37,7 @@ from server.tasks.answering import answer_work
 from server.tasks.context import TaskContext
 from server.tasks.reply import Reply
 from server.tasks.work import Body, Work, WorkKind
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, StudyResult
 from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
 from studies.service.bodies import JSON_HEADERS, job_task, large_tasks, long_bodies, small_task
 from studies.service.processes import DatabaseKind, RunningService, new_database, running
@@ -95,7 +94,6 @@ def _rows(replies: Sequence[Reply], count: int) -> Iterator[tuple[dict[str, Any]
         yield plan_row(stored, first_us + 1_000_000 * number), document
 
 
-SCHEMA: Final = "autoshard.service_load/1"
 #: Over capacity, by which requests come in the kind `overload`.
 _OVER: Final = 10.0
 _NUM_TASKS, _NUM_ALONE, _NUM_READ_PLANS, _CAPACITY_S = 60, 40, 20, 10.0
@@ -349,8 +347,7 @@ def main(options: LoadOptions, output: OutputOptions) -> None:
         python -m studies service-load lists --database postgresql
     """
     load = measure(options)
-    on = Machine.this(find_device("cpu"), command_line("service-load", options))
-    document = {**to_document(load, SCHEMA), "machine": on.to_json()}
+    document = Machine.of("service-load", options).document(load, "autoshard.service_load/1")
     memory = load.memory_mib
     note = f"memory {memory[0]:,.0f} MiB at first, {max(memory):,.0f} at most, {memory[-1]:,.0f} at last"
     name = f"service-{options.kind}-{options.database}"

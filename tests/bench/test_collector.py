@@ -21,28 +21,30 @@ from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
 from bench.kernels.harness import Harness
 from bench.measuring.devices import find_device
-from bench.sampling.stream import ChosenSet, choose_sets
+from bench.sampling.stream import ChosenSet, SetSource, stream_sets
 from tests import builders as make
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from autoshard.core import AccessProfile, LocalShard
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from bench.collecting.kernels import KernelKind
 from bench.measuring.devices import find_device
 from bench.kernels.harness import Harness, Settings
-from bench.sampling.stream import choose_sets
+from bench.sampling.stream import SetSource, stream_sets
 from bench.measuring.timing import RoundSettings
 
-pool = [
-    LocalShard(table=f"t{index}", num_embeddings=100, embedding_dim=8, num_bags=16, pooling_factor=2.0,
-               access=AccessProfile.uniform(100))
+tables = tuple(
+    EmbeddingTable(name=f"t{index}", num_embeddings=100, embedding_dim=8, access=AccessProfile.uniform(100),
+                   features=(Feature(name=f"f{index}", pooling_factor=2.0),))
     for index in range(5)
-]
+)
 rounds = RoundSettings(num_warmup=0, num_measured=1, num_dropped=0, flush_every_run=False)
 harness = Harness(find_device("cpu"), Settings(rounds=rounds, max_group_sets=2, max_bytes=2**24, reference_bags=8,
                                               max_spread=1e9))
-KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), Path(sys.argv[1]), seconds_per_file=0.0)
+source = SetSource(tables=TableSet(batch_size=16, tables=tables), max_tables=3)
+sets = stream_sets(source, seed=0, weights={"random": 1.0})
+KernelKind.collect(harness, sets, Path(sys.argv[1]), seconds_per_file=0.0)
 """
 
 
@@ -57,8 +59,9 @@ def pool():
     return [make.held(f"t{index}", 20 + index) for index in range(8)]
 
 
-def stream(pool, seed=0):
-    return choose_sets(pool, max_tables=3, seed=seed)
+def stream(seed=0):
+    tables = make.tables(*(make.table(f"t{index}", 20 + index) for index in range(8)))
+    return stream_sets(SetSource(tables=tables, max_tables=3), seed=seed, weights={"random": 1.0})
 
 
 def test_samples_are_appended(harness, pool, tmp_path):
@@ -105,17 +108,17 @@ def test_sets_of_another_machine_or_software_are_measured_again(harness, pool, t
         assert KernelKind.collect(harness, iter([known]), tmp_path / name).added == {"random": 1}
 
 
-def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
+def test_a_run_goes_on_where_the_last_one_ended(harness, tmp_path):
     file = tmp_path / "position.json"
-    expected = list(islice(stream(pool), 36))  # with a repeat among them
+    expected = list(islice(stream(), 36))  # with a repeat among them
     for number in (12, 24):
         position = StreamPosition(file)
-        sets = islice(stream(pool), position.start, None)
+        sets = islice(stream(), position.start, None)
         done = KernelKind.collect(harness, sets, tmp_path / "store", num_samples=number, position=position)
         assert done.num_samples == number
     measured = [(sample.local_shards, sample.source) for sample in read_samples(tmp_path / "store").samples]
     seen, distinct = set(), []
-    for chosen in islice(stream(pool), StreamPosition(file).start):
+    for chosen in islice(stream(), StreamPosition(file).start):
         mark = frozenset(shard.table for shard in chosen.shards)
         if chosen.source == "repeat" or mark not in seen:
             distinct.append((chosen.shards, chosen.source))
@@ -125,9 +128,9 @@ def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
     assert len(expected) <= StreamPosition(file).start
 
 
-def test_a_lost_position_costs_no_more_than_time(harness, pool, tmp_path):
-    KernelKind.collect(harness, stream(pool), tmp_path, num_samples=20)
-    done = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=5)
+def test_a_lost_position_costs_no_more_than_time(harness, tmp_path):
+    KernelKind.collect(harness, stream(), tmp_path, num_samples=20)
+    done = KernelKind.collect(harness, stream(), tmp_path, num_samples=5)
     assert done.skipped["random"] >= 20
     ids = [sample.set_id for sample in read_samples(tmp_path).samples if sample.source != "repeat"]
     assert len(ids) == len(set(ids))
@@ -169,30 +172,30 @@ def test_a_device_that_measures_nothing_ends_the_run(harness, tmp_path):
         KernelKind.collect(harness, odd, tmp_path, num_samples=3)
 
 
-def test_time_ends_a_run_after_the_group_in_hand(harness, pool, tmp_path):
-    done = KernelKind.collect(harness, stream(pool), tmp_path, seconds=1e-9)
+def test_time_ends_a_run_after_the_group_in_hand(harness, tmp_path):
+    done = KernelKind.collect(harness, stream(), tmp_path, seconds=1e-9)
     assert 1 <= done.num_samples <= 8
     assert len(done.files) == 1
 
 
-def test_a_store_of_another_version_is_refused_before_anything_is_measured(harness, pool, tmp_path):
-    file = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1).files[0]
+def test_a_store_of_another_version_is_refused_before_anything_is_measured(harness, tmp_path):
+    file = KernelKind.collect(harness, stream(), tmp_path, num_samples=1).files[0]
     pq.write_table(pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"}), file)
     advanced = []
     with pytest.raises(FormatError, match=r"must be autoshard\.samples/6, got autoshard\.samples/1; collect"):
-        KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
+        KernelKind.collect(harness, stream(), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
     assert advanced == []
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(harness, pool, tmp_path):
+def test_a_full_disk_is_an_error_and_loses_nothing(harness, tmp_path):
     """On a real small file system where one can be mounted, else with the largest file's size limited."""
     store = tmp_path / "store"
     with small_disk(store) as fill:
-        kept = KernelKind.collect(harness, stream(pool), store, num_samples=4)
+        kept = KernelKind.collect(harness, stream(), store, num_samples=4)
         before = read_samples(store).samples
         fill()
         with pytest.raises(SampleStoreError, match=r"cannot be written: (no space left on device|file too large)"):
-            KernelKind.collect(harness, stream(pool, seed=1), store, num_samples=40)
+            KernelKind.collect(harness, stream(seed=1), store, num_samples=40)
         assert read_samples(store).samples == before
         assert not damaged_samples(read_samples(store).samples)
         assert [file for file in store.rglob("*") if file.is_file() and file.name != "filling"] == list(kept.files)
@@ -234,13 +237,13 @@ def test_what_was_measured_before_an_error_is_kept(harness, pool, tmp_path):
     assert len(read_samples(tmp_path)) == 4
 
 
-def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, pool, tmp_path):
+def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, tmp_path):
     def terminate(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     with termination_raised():
-        done = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=40, advance=terminate)
+        done = KernelKind.collect(harness, stream(), tmp_path, num_samples=40, advance=terminate)
     assert signal.getsignal(signal.SIGTERM) is before
     assert done.is_terminated
     assert done.num_samples == len(read_samples(tmp_path)) == 1
@@ -274,11 +277,11 @@ def test_a_lock_in_a_place_that_cannot_be_written_is_an_error(tmp_path):
         CollectorLock(tmp_path / "store", "x").__enter__()
 
 
-def test_a_store_that_cannot_be_written_is_an_error(harness, pool, tmp_path):
+def test_a_store_that_cannot_be_written_is_an_error(harness, tmp_path):
     blocked = tmp_path / "store"
     blocked.write_text("a file")
     with pytest.raises(SampleStoreError, match="store"):
-        KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), blocked, num_samples=1)
+        KernelKind.collect(harness, stream(), blocked, num_samples=1)
 
 
 def test_a_killed_run_leaves_what_it_wrote(tmp_path):

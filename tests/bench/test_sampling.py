@@ -10,7 +10,7 @@ from autoshard.core import Update
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.shard import UPDATE_WRITES
 from autoshard.formats import load_tables
-from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
+from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, stream_sets, table_wise_pool
 from tests import builders as make
 
 
@@ -30,24 +30,25 @@ def drawn(source, num_sets, **options):
 
 @given(pool_size=st.integers(1, 200), max_tables=st.integers(1, 30), seed=st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed):
-    pool = [make.held(f"t{index}", 10 + index) for index in range(pool_size)]
-    for chosen in islice(choose_sets(pool, max_tables=max_tables, seed=seed), 40):
+def test_subsets_are_parts_of_the_pool(pool_size, max_tables, seed):
+    tables = make.tables(*(make.table(f"t{index}", 10 + index) for index in range(pool_size)))
+    pool = set(table_wise_pool(tables))
+    for chosen in drawn(SetSource(tables=tables, max_tables=max_tables), 40, seed=seed, weights={"random": 1.0}):
         names = [shard.table for shard in chosen.shards]
         assert 1 <= len(names) <= max_tables
         assert len(set(names)) == len(names)
-        assert set(chosen.shards) <= set(pool)
+        assert set(chosen.shards) <= pool
 
 
 def test_subsets_have_all_sizes():
-    pool = [make.held(f"t{index}") for index in range(100)]
-    chosen = islice(choose_sets(pool, max_tables=15, seed=0), 400)
+    source = SetSource(tables=make.tables(100), max_tables=15)
+    chosen = drawn(source, 400, seed=0, weights={"random": 1.0})
     assert {len(item.shards) for item in chosen} == set(range(1, 16))
 
 
 def test_no_table_at_all_is_refused():
     with pytest.raises(InvalidOptionError, match="max_tables: must be at least 1, got 0"):
-        choose_sets([make.held()], max_tables=0, seed=0)
+        SetSource(tables=make.tables(), max_tables=0)
 
 
 def test_a_seed_gives_the_same_sets(source, stream):

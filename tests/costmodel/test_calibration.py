@@ -36,15 +36,15 @@ from costmodel.kernel.calibration import (
 )
 from costmodel.kernel.comparison import kernel_errors
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import predict, set_codes
+from costmodel.kernel.metrics import PricedSamples
 from costmodel.registry.listing import listed_versions
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
-QUICK = CalibrationOptions(least_updates=150, most_updates=150)
+QUICK = CalibrationOptions.of_updates(150)
 #: Where it does not matter how well a model is fitted.
-FEWEST = CalibrationOptions(least_updates=15, most_updates=15, num_folds=2)
+FEWEST = replace(CalibrationOptions.of_updates(15), num_folds=2)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,17 @@ def base(trained):
 
 
 def error_of(model, dataset):
-    return np.mean(np.abs(predict(model.predictor, dataset).sum(axis=1) / dataset.kernel_ms - 1))
+    return np.mean(PricedSamples.of(model.predictor, dataset).errors_S)
 
 
 def coverage_of(model, dataset):
-    codes_SH = set_codes(model.predictor, dataset)
-    ratio_S = dataset.kernel_ms / model.predictor.predict(codes_SH).sum(axis=1)
-    low_S, high_S = model.card.interval.factors(model.predictor.spread(codes_SH))
-    return np.mean((low_S <= ratio_S) & (ratio_S <= high_S))
+    priced = PricedSamples.of(model.predictor, dataset)
+    low_S, high_S = model.card.interval.factors(priced.spread_S)
+    return np.mean((low_S <= priced.ratio_S) & (priced.ratio_S <= high_S))
+
+
+def predicted_ms(model, dataset):
+    return PricedSamples.of(model.predictor, dataset).ms_SO
 
 
 class TestCalibrate:
@@ -84,7 +87,7 @@ class TestCalibrate:
         assert (card.device, card.measured_on) == ("cpu:b", MeasuredMachine(device_name="B"))
         assert card.training["num_samples"] == card.metrics.num_samples == 40
         assert card.training["calibrated_from"] == base.version_id
-        assert card.metrics.relative_error == pytest.approx(found.errors_S.mean())
+        assert card.metrics.relative_error == pytest.approx(found.priced.errors_S.mean())
         assert type(card).from_json(card.to_json(), "card") == card
 
     def test_it_is_deterministic(self, base, slower):
@@ -100,8 +103,8 @@ class TestCalibrate:
 
     def test_one_sample_scales_and_its_interval_is_wide(self, base, slower):
         found = calibrate(base, slower.take(np.array([3])), options=QUICK)
-        codes_SH = set_codes(found.model.predictor, slower)
-        low_S, high_S = found.model.card.interval.factors(found.model.predictor.spread(codes_SH))
+        spread_S = PricedSamples.of(found.model.predictor, slower).spread_S
+        low_S, high_S = found.model.card.interval.factors(spread_S)
         assert np.median(low_S) < 1 / 3
         assert np.median(high_S) > 3
         assert error_of(found.model, slower) < error_of(base, slower)
@@ -115,15 +118,15 @@ class TestCalibrate:
     def test_a_repeated_set_is_in_one_fold(self, base, slower):
         twice = slower.take(np.repeat(np.arange(12), 2))
         found = calibrate(base, twice, options=FEWEST)
-        assert (found.predicted_ms_S[::2] == found.predicted_ms_S[1::2]).all()
+        assert (found.priced.ms_SO[::2] == found.priced.ms_SO[1::2]).all()
 
 
 def test_a_refreshed_model_is_the_same_at_another_speed(base, slower):
     model = calibrate(base, slower.take(np.arange(40)), options=FEWEST).model
     later = replace(slower.take(np.arange(40, 80)), latency_ms_SO=slower.latency_ms_SO[40:80] * 1.25)
     found = refreshed(model, later)
-    ratio_SO = predict(found.predictor, later) / predict(model.predictor, later)
-    assert np.median(later.kernel_ms / predict(found.predictor, later).sum(axis=1)) == pytest.approx(1, abs=0.02)
+    ratio_SO = predicted_ms(found, later) / predicted_ms(model, later)
+    assert np.median(later.kernel_ms / predicted_ms(found, later).sum(axis=1)) == pytest.approx(1, abs=0.02)
     assert np.ptp(ratio_SO, axis=0) == pytest.approx([0, 0], abs=0.05)
     assert found.card.training["refreshed_on"] == 40
     assert model.card.interval.drift < found.card.interval.drift
@@ -152,15 +155,15 @@ def test_machines_drift_as_their_speeds_of_one_minute_differ(slower):
 
 def test_scaling_is_one_factor_per_pass(base, slower):
     model = scaled_to(base, slower)
-    ratio_SO = predict(model.predictor, slower) / predict(base.predictor, slower)
-    assert np.median(slower.latency_ms_SO / predict(model.predictor, slower), axis=0) == pytest.approx([1, 1], rel=0.05)
+    ratio_SO = predicted_ms(model, slower) / predicted_ms(base, slower)
+    assert np.median(slower.latency_ms_SO / predicted_ms(model, slower), axis=0) == pytest.approx([1, 1], rel=0.05)
     assert np.median(ratio_SO[:, 1] / ratio_SO[:, 0]) == pytest.approx(5 / 3, rel=0.2)
 
 
 def test_without_samples_prices_stay_and_intervals_are_those_of_any_machine(base, dataset):
     model = uncalibrated(base)
-    assert predict(model.predictor, dataset).tolist() == predict(base.predictor, dataset).tolist()
-    low_S, high_S = model.card.interval.factors(model.predictor.spread(set_codes(model.predictor, dataset)))
+    assert predicted_ms(model, dataset).tolist() == predicted_ms(base, dataset).tolist()
+    low_S, high_S = model.card.interval.factors(PricedSamples.of(model.predictor, dataset).spread_S)
     assert np.log(high_S) == pytest.approx(np.full(len(dataset), FARTHEST), rel=1e-6)
     assert np.log(low_S) == pytest.approx(np.full(len(dataset), -FARTHEST), rel=1e-6)
 
@@ -277,12 +280,12 @@ class TestRegistries:
             models, calibrated_version(calibration), PublishOptions(registry=models.root)
         ).comparisons
         is_held_out_S = np.isin(dataset.set_S, trained.held_out.set_S)
-        expected_S = (calibration.errors_S - kernel_errors(start, dataset))[is_held_out_S]
+        expected_S = (calibration.priced.errors_S - kernel_errors(start, dataset))[is_held_out_S]
         assert comparison.num_pairs == len(trained.held_out)
         # So are its error and its interval.
         assert calibration.model.card.metrics.num_samples == len(trained.held_out)
         assert calibration.model.card.metrics.relative_error == pytest.approx(
-            calibration.errors_S[is_held_out_S].mean()
+            calibration.priced.errors_S[is_held_out_S].mean()
         )
         assert comparison.difference == pytest.approx(expected_S.mean())
 

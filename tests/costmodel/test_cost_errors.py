@@ -9,7 +9,7 @@ from autoshard.core.costs import KernelErrors
 from autoshard.evaluation.uncertainty.set_errors import SetErrors
 from costmodel.kernel.card import Interval
 from costmodel.kernel.errors import fitted_errors, half_widths_of, measurement_noise
-from costmodel.kernel.metrics import set_codes
+from costmodel.kernel.metrics import PricedSamples
 
 INTERVAL = Interval(low=-2.0, high=2.0)
 HALF_WIDTH = 0.1
@@ -19,8 +19,7 @@ HALF_WIDTH = 0.1
 def found(trained, dataset):
     """Fits errors to samples that are off by draws of known errors; several draws together."""
     predictor = trained.model.predictor
-    predicted_ms_S = predictor.predict(set_codes(predictor, dataset)).sum(axis=1)
-    spread_S = np.full(len(dataset), HALF_WIDTH / 2)
+    priced = replace(PricedSamples.of(predictor, dataset), spread_S=np.full(len(dataset), HALF_WIDTH / 2))
     alone_ms_U = predictor.predict(predictor.encode(dataset.features_UF)).sum(axis=1)
     held = [dataset.shards_U[index] for index in dataset.shard_N.tolist()]
     loads = SetErrors.of(
@@ -34,10 +33,8 @@ def found(trained, dataset):
 
     def fit(errors, draw):
         factor_S = np.exp(loads.drawn(errors)[:, draw])
-        measured = replace(
-            dataset, latency_ms_SO=dataset.latency_ms_SO * (factor_S * predicted_ms_S / dataset.kernel_ms)[:, None]
-        )
-        return fitted_errors(predictor, INTERVAL, measured, predicted_ms_S, spread_S, 0.0)
+        measured = replace(dataset, latency_ms_SO=dataset.latency_ms_SO * (factor_S / priced.ratio_S)[:, None])
+        return fitted_errors(predictor, INTERVAL, replace(priced, dataset=measured), 0.0)
 
     return fit
 
@@ -53,7 +50,8 @@ def test_errors_of_tables_and_of_sets_are_told_apart(found):
 
 def test_few_samples_say_what_the_interval_says(trained, dataset):
     few = dataset.take(np.arange(10))
-    errors = fitted_errors(trained.model.predictor, INTERVAL, few, few.kernel_ms, np.ones(10), 0.0)
+    priced = PricedSamples(dataset=few, ms_SO=few.latency_ms_SO, spread_S=np.ones(10))
+    errors = fitted_errors(trained.model.predictor, INTERVAL, priced, 0.0)
     assert errors == KernelErrors(table=0.0, kind=0.0, company=1 / 1.645)
 
 
@@ -82,10 +80,10 @@ def test_noise_is_how_measurements_of_a_set_differ(dataset):
 def test_noise_is_no_error_of_the_model(trained, dataset):
     predictor = trained.model.predictor
     rng = np.random.default_rng(1)
-    predicted_ms_S = dataset.kernel_ms * np.exp(0.05 * rng.standard_normal(len(dataset)))
-    spread_S = np.full(len(dataset), HALF_WIDTH / 2)
-    known = fitted_errors(predictor, INTERVAL, dataset, predicted_ms_S, spread_S, 0.4)
-    unknown = fitted_errors(predictor, INTERVAL, dataset, predicted_ms_S, spread_S, 0.0)
+    ms_SO = dataset.latency_ms_SO * np.exp(0.05 * rng.standard_normal((len(dataset), 1)))
+    priced = PricedSamples(dataset=dataset, ms_SO=ms_SO, spread_S=np.full(len(dataset), HALF_WIDTH / 2))
+    known = fitted_errors(predictor, INTERVAL, priced, 0.4)
+    unknown = fitted_errors(predictor, INTERVAL, priced, 0.0)
     assert unknown.company == pytest.approx(0.5, rel=0.15)
     assert known.company**2 == pytest.approx(0.3**2, abs=0.06)
 

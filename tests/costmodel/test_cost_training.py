@@ -13,7 +13,7 @@ from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureScaling, shard_features
-from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau, predict, set_codes
+from costmodel.kernel.metrics import PricedSamples, calibrated_interval, held_out_metrics, kendall_tau
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, sample_batches, train_cost_model
@@ -295,6 +295,6 @@ def test_numpy_predicts_what_torch_does(dataset):
         )
     expected_SO = expected_SO.numpy() * 3.0
     assert (expected_SO > 0).all()
-    assert predict(predictor, dataset) == pytest.approx(expected_SO, rel=1e-4, abs=1e-5)
-    spread_S = predictor.spread(set_codes(predictor, dataset))
-    assert spread_S == pytest.approx(np.exp(log_spread_S.numpy().clip(*LOG_SPREAD_RANGE)), rel=1e-3)
+    priced = PricedSamples.of(predictor, dataset)
+    assert priced.ms_SO == pytest.approx(expected_SO, rel=1e-4, abs=1e-5)
+    assert priced.spread_S == pytest.approx(np.exp(log_spread_S.numpy().clip(*LOG_SPREAD_RANGE)), rel=1e-3)

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+import typer
 
 from autoshard.core import (
     Link,
@@ -20,8 +21,12 @@ from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionErro
 from autoshard.formats import read_topology, write_plan
 from autoshard.formats.stores.collective_samples import GroupLevel, Operator
 from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime.processes.launch import LOCAL
+from bench.collecting.collection import CollectedSamples
+from bench.collecting.options import SampleKind
 from studies.cluster.__main__ import main
-from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.commands import opened_cluster
+from studies.cluster.links import fit_links, link_samples, measured_topology
 from studies.cluster.network import ClusterSpec, check_support, open_cluster, remove_leftovers
 from tests import builders as make
 
@@ -109,6 +114,16 @@ def test_topologies_of_one_node_and_of_nodes_of_one_rank(num_nodes, ranks_per_no
     topology = ClusterSpec(num_nodes=num_nodes, ranks_per_node=ranks_per_node, bits_per_s=4e8).topology()
     assert [level.size for level in topology.levels] == sizes
     assert topology.num_nodes == num_nodes
+
+
+@pytest.mark.smoke
+def test_links_that_a_signal_left_unmeasured_end_the_command_with_its_code(tmp_path, monkeypatch):
+    ended = CollectedSamples(kind=SampleKind.COLLECTIVES, device="cpu", is_terminated=True)
+    monkeypatch.setattr("studies.cluster.links.collect_collectives", lambda *_, **__: ended)
+    monkeypatch.setattr("studies.cluster.network.open_cluster", lambda _: nullcontext(LOCAL))
+    with pytest.raises(typer.Exit) as caught, opened_cluster(SPEC) as cluster:
+        link_samples(tmp_path, SPEC, (2**13, 2**14), cluster)
+    assert caught.value.exit_code == 143
 
 
 def test_missing_programs_are_named(monkeypatch):

@@ -10,11 +10,21 @@ import pytest
 import typer
 
 from autoshard.commands.options import command_options
+from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.report.figures import in_house_style
 from autoshard.report.images import FigureReport, ImageError, Section, find_browser
 from autoshard.table import Table
-from studies.frame import OutputOptions, PartStore, StudyResult, command_line
+from studies.frame import (
+    Machine,
+    OutputOptions,
+    PartStore,
+    StudyResult,
+    command_line,
+    names_in,
+    numbers_in,
+    options_without,
+)
 from studies.frame.results import write_result
 
 
@@ -49,10 +59,10 @@ class TestPartStore:
         assert not store.has("figure/part")
 
     def test_another_study_is_refused(self, tmp_path):
-        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
-        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
+        PartStore.of(tmp_path, {"num_tables": 80, "transfer": ((80, 8),)})
+        PartStore.of(tmp_path, {"num_tables": 80, "transfer": ((80, 8),)})
         with pytest.raises(InvalidOptionError, match="num_tables is 80, not 40"):
-            PartStore(tmp_path).check_identity({"num_tables": 40, "transfer": ((80, 8),)})
+            PartStore.of(tmp_path, {"num_tables": 40, "transfer": ((80, 8),)})
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"elapsed_s": 1}'])
     def test_a_damaged_part_is_named(self, tmp_path, text):
@@ -71,8 +81,7 @@ class TestPartStore:
             PartStore(tmp_path).find_data("pair", Pair, lambda: pair)
 
     def test_nothing_is_kept_without_a_folder(self):
-        store = PartStore(None)
-        store.check_identity({"num_tables": 80})
+        store = PartStore.of(None, {"num_tables": 80})
         assert [store.find("part", lambda value=value: {"value": value}) for value in (1, 2)] == [
             {"value": 1},
             {"value": 2},
@@ -102,6 +111,45 @@ def test_command_lines_have_what_differs_from_the_defaults():
     assert (
         command_line("x", Outer(store=Path("/home/me/samples"), inner=Inner())) == "python -m studies x --store samples"
     )
+
+
+@pytest.mark.smoke
+def test_documents_have_their_schema_what_was_found_and_the_machine():
+    machine = Machine.of("x", Outer(store=Path("a"), inner=Inner()))
+    assert (machine.device, machine.command) == ("cpu", "python -m studies x --store a")
+    for found in (Pair(0.5, (1, 2)), {"first": 0.5, "others": [1, 2]}):
+        expected = {"schema": "autoshard.x/1", "first": 0.5, "others": [1, 2], "machine": machine.to_json()}
+        assert machine.document(found, "autoshard.x/1") == expected
+
+
+@pytest.mark.smoke
+def test_options_are_left_out_by_name():
+    options = Outer(store=Path("a"), inner=Inner())
+    assert options_without(options, ("store", "inner")) == {"time_limit": 1.0, "quick": False}
+
+
+@pytest.mark.smoke
+def test_names_and_numbers_have_commas_between_them():
+    assert names_in(" a, b,,c ") == ("a", "b", "c")
+    assert names_in("") == ()
+    assert names_in("b, a", "--of", ("a", "b")) == ("b", "a")
+    assert numbers_in("64, 512", "--sizes", int, WHOLE_AT_LEAST_1) == (64, 512)
+    assert numbers_in("0,1.5", "--shares", float, FINITE_AT_LEAST_0) == (0.0, 1.5)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", ["", "a,c"])
+def test_names_that_are_not_accepted_are_refused(text):
+    with pytest.raises(InvalidOptionError, match=f"^--of: must be any of a, b, got '{text}'$"):
+        names_in(text, "--of", ("a", "b"))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", ["", "64,many", "64,0", "64,1.5"])
+def test_numbers_that_are_not_accepted_are_refused(text):
+    message = f"^--sizes: each must be a whole number of at least 1, with commas between them, got '{text}'$"
+    with pytest.raises(InvalidOptionError, match=message):
+        numbers_in(text, "--sizes", int, WHOLE_AT_LEAST_1)
 
 
 @pytest.fixture

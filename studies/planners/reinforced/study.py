@@ -19,10 +19,11 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
+from autoshard.core.accepted import WHOLE_AT_LEAST_1
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.planner import PlanRequest
 from autoshard.runtime.processes.threads import intra_op_threads
-from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
+from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, numbers_in
 from studies.planners.limit_runs import TASKS
 from studies.planners.policy_runs import PolicyRun, PolicyStudyOptions, policy_table, run
 from studies.planners.reinforced.autoshard import AutoShard
@@ -49,12 +50,14 @@ class ReinforcedOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if not all(one.isdecimal() and int(one) for one in names_in(self.efforts)) or not names_in(self.efforts):
-            raise InvalidOptionError(
-                f"must be whole numbers above 0, with commas, got {self.efforts!r}", field="--efforts"
-            )
+        _ = self.times
         if set(range(self.training_seed, self.training_seed + self.num_trained)) & set(self.held_out):
             raise InvalidOptionError("must not be a task that is trained on", field="--first-seed")
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """Times the published amount of training."""
+        return numbers_in(self.efforts, "--efforts", int, WHOLE_AT_LEAST_1)
 
     @property
     def held_out(self) -> range:
@@ -125,7 +128,7 @@ def main(options: ReinforcedOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies reinforced --tasks 80-cpu --parts runs -o docs/figures
     """
-    others, store = options.others, PartStore(options.parts)
+    others = options.others
     settings = {
         **others.settings(),
         "num_trained": options.num_trained,
@@ -133,11 +136,11 @@ def main(options: ReinforcedOptions, output: OutputOptions) -> None:
         "first_seed": options.first_seed,
         "seeds": options.seeds,
     }
-    store.check_identity(settings)
+    store = PartStore.of(options.parts, settings)
     plans = {f"{task}-{seed}": partial(run, task, seed, others) for seed in options.held_out for task in others.chosen}
     trainings = {
-        f"{task}-{algorithm}-{effort}": partial(trained, algorithm, task, int(effort), options)
-        for effort in names_in(options.efforts)
+        f"{task}-{algorithm}-{effort}": partial(trained, algorithm, task, effort, options)
+        for effort in options.times
         for task in others.chosen
         for algorithm in _ALGORITHMS
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import plotly.graph_objects as go
 import typer
@@ -18,8 +18,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
 from autoshard.runtime import Verification
 from autoshard.table import Table
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary
 from studies.frame.documents import read_as
 from studies.runtime.clicks import ClickModel
 from studies.runtime.moments.trainings import (
@@ -159,17 +158,15 @@ def best_rate(tuning: Sequence[TrainedRun]) -> float:
     return min(tuning, key=lambda one: one.entropies[-1]).run.learning_rate
 
 
-SCHEMA = "autoshard.moments/1"
 #: Groups of 2D's Fig. 5.
 FIG5_GROUPS = 4
 _HEIGHT = 480
 _COLOURS = (BLUE, GREEN, ORANGE, GREY)
 
 
-def document(results: MomentResults, setting: Setting, machine: Mapping[str, object]) -> dict[str, Any]:
+def numbers(results: MomentResults, setting: Setting) -> dict[str, object]:
     """The numbers behind tables and figures."""
     return {
-        "schema": SCHEMA,
         "setting": asdict(setting),
         "learning_rate": best_rate(results.tuning),
         "tuning": [asdict(one) for one in results.tuning],
@@ -178,7 +175,6 @@ def document(results: MomentResults, setting: Setting, machine: Mapping[str, obj
         "pairs": [asdict(one) for one in results.pairs()],
         "gaps": [{**asdict(one), "last": asdict(one.last)} for one in results.all_gaps()],
         "runs": [asdict(one) for one in results.runs],
-        "machine": dict(machine),
     }
 
 
@@ -356,8 +352,8 @@ def main(options: MomentOptions, output: OutputOptions) -> None:
     Example:
         python -m studies moments --parts moments -o docs/figures
     """
-    setting, groups, parts = options.setting(), options.groups(), PartStore(options.parts)
-    parts.check_identity(asdict(setting))
+    setting, groups = options.setting(), options.groups()
+    parts = PartStore.of(options.parts, asdict(setting))
     checks = parts.find_data("engine", EngineChecks, lambda: _engine_checks(setting, groups))
     tuning = _trained(setting, tuning_runs(RATES), parts, "Tuning the learning rate")
     runs = compared_runs(range(options.seeds), groups, best_rate(tuning), all_scales=options.all_scales)
@@ -368,11 +364,10 @@ def main(options: MomentOptions, output: OutputOptions) -> None:
         tuning=tuning,
         runs=_trained(setting, runs, parts, "Training"),
     )
-    machine = Machine.this(find_device("cpu"), command_line("moments", options))
     output.write(
         StudyResult(
             name="moments",
-            document=document(results, setting, machine.to_json()),
+            document=Machine.of("moments", options).document(numbers(results, setting), "autoshard.moments/1"),
             tables=tables(results),
             images=figures(results, setting),
         )

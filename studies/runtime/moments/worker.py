@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoshard.core import ShardingPlan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -55,16 +53,6 @@ def _work(job: Any, _folder: Path, _rank: int) -> None:
                 _report(result=asdict(train(training.setting, run)))
 
 
-@contextmanager
-def opened(plan: ShardingPlan, settings: FusedSettings) -> Iterator[ShardedEmbeddings]:
-    """The tables of a plan, for as long as they are used."""
-    embeddings = ShardedEmbeddings(plan, settings)
-    try:
-        yield embeddings
-    finally:
-        embeddings.close()
-
-
 def train(setting: Setting, run: Run) -> TrainedRun:
     """Trains once over fresh samples, and predicts the held-out ones now and then."""
     plan = setting.plan(run.num_groups, run.moment_scale)
@@ -74,7 +62,7 @@ def train(setting: Setting, run: Run) -> TrainedRun:
         setting.model, run.seed, setting.local_batch_size, Purpose.HELD_OUT, setting.num_held_out // setting.batch_size
     )
     heard = time.monotonic()
-    with opened(plan, settings) as embeddings:
+    with closing(ShardedEmbeddings(plan, settings)) as embeddings:
         dense = DenseModel(plan.tables.dense, embeddings.feature_dims, run.seed)
         step = distributed_step(embeddings, plan.tables, dense, setting.dense_rate)
         entropies = []
@@ -98,7 +86,8 @@ def noise_result(noise: NoiseJob, num_groups: int) -> NoiseResult:
     plan = setting.plan(num_groups, 1, sync_every=noise.sync_every)
     rng = torch.Generator().manual_seed(noise.seed * setting.num_processes + dist.get_rank())
     differences = []
-    with opened(plan, FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)) as embeddings:
+    settings = FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)
+    with closing(ShardedEmbeddings(plan, settings)) as embeddings:
         for number, samples in enumerate(_training(setting, noise.seed), start=1):
             found = embeddings(samples.ids)
             assert isinstance(found, Embedded), "the batch has no keys"

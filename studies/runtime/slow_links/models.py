@@ -17,14 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.core import AccessProfile, DenseLayers, DType, EmbeddingTable, Pooling, TableSet, Topology
-from autoshard.core.errors import DeviceError
+from autoshard.core import AccessProfile, DenseLayers, EmbeddingTable, Pooling, TableSet, Topology
 from autoshard.formats import load_tables, topology_from_json, topology_to_json
-from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.samples import read_samples
 from autoshard.whatif.trials import LOPSIDED, plan_task
-from bench.collecting.collectives import collect_collectives
-from bench.collectives.sampling import CollectiveSettings, Processes
 from costmodel.kernel.comparison import kernel_version
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
@@ -34,7 +30,7 @@ from costmodel.registry.versions import Registry
 from costmodel.step.calibration import calibrate_step, run_calibration
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.comparison import collective_version, step_version
-from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.links import fit_links, link_samples, measured_topology
 from studies.cluster.network import Cluster
 
 #: Pool of the tables. Rows are divided, so that eight processes hold 80 tables and some copies of them.
@@ -135,7 +131,7 @@ def train_kernels(folder: Path, settings: ModelSettings) -> dict[str, Any]:
     dataset = CostDataset.from_samples(read_samples(settings.kernel_samples, DEVICE))
     training = CostTrainingOptions(num_updates=settings.kernel_updates)
     version = kernel_version(train_cost_model(dataset, device=DEVICE, options=training))
-    return _published(version, _emptied(folder / "kernels"))
+    return published(version, emptied(folder / "kernels"))
 
 
 def train_cluster(
@@ -150,26 +146,19 @@ def train_cluster(
         advance: Told how many calibration runs have just ended.
     """
     registry = cluster_registry(folder, cluster)
-    _emptied(registry)
+    emptied(registry)
     shutil.copytree(folder / "kernels", registry)
     spec = cluster.spec
-    collection = collect_collectives(
-        _emptied(folder / f"links-{_rate(cluster)}"),
-        Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node),
-        CollectiveSettings(sizes=_sizes(settings.max_bytes), dtypes=(DType.FP32,)),
-        device=DEVICE,
-        launcher=cluster,
+    samples = link_samples(
+        emptied(folder / f"links-{_rate(cluster)}"), spec, doubled_sizes(settings.max_bytes), cluster
     )
-    if collection.is_terminated:
-        raise DeviceError("measuring the links was ended by a signal")
-    samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
     topology = measured_topology(spec.topology(), fit_links(samples))
-    collectives = _published(collective_version(train_collective_model(samples)), registry)
+    collectives = published(collective_version(train_collective_model(samples)), registry)
     drawn = [_calibration_task(number, settings) for number in range(settings.calibration_runs)]
     planned = (plan_task(planner, tables, topology, seed, registry) for planner, tables, seed in drawn)
     seeds = [seed for *_, seed in drawn]
     runs = run_calibration(planned, seeds, registry=registry, steps=settings.steps, advance=advance, launcher=cluster)
-    step = _published(step_version(calibrate_step(runs, DEVICE), runs), registry)
+    step = published(step_version(calibrate_step(runs, DEVICE), runs), registry)
     return ClusterModels(topology=topology_to_json(topology), metrics={"collectives": collectives, "step": step})
 
 
@@ -185,7 +174,8 @@ def cluster_registry(folder: Path, cluster: Cluster) -> Path:
     return folder / f"models-{_rate(cluster)}"
 
 
-def _sizes(max_bytes: int) -> tuple[int, ...]:
+def doubled_sizes(max_bytes: int) -> tuple[int, ...]:
+    """Bytes per rank of the collectives that are measured, each twice the one before."""
     return tuple(_SMALLEST_BYTES << power for power in range((max_bytes // _SMALLEST_BYTES).bit_length()))
 
 
@@ -193,14 +183,15 @@ def _rate(cluster: Cluster) -> str:
     return f"{cluster.spec.bits_per_s / 1e6:g}"
 
 
-def _published(version: TrainedVersion, registry: Path) -> dict[str, Any]:
+def published(version: TrainedVersion, registry: Path) -> dict[str, Any]:
+    """Publishes a model; returns its metrics."""
     publish_version(Registry(registry), version, PublishOptions(registry=registry, force=True))
     metrics = version.card["metrics"]
     assert isinstance(metrics, Mapping), "cards have metrics"
     return dict(metrics)
 
 
-def _emptied(folder: Path) -> Path:
+def emptied(folder: Path) -> Path:
     """A folder's path, without what a run that was stopped left there."""
     if folder.exists():
         shutil.rmtree(folder)

@@ -16,15 +16,14 @@ from plotly.subplots import make_subplots
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from autoshard.runtime import Engine
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
 from studies.cluster.commands import opened_cluster
 from studies.cluster.network import Cluster, ClusterSpec, check_support
-from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, names_in
+from studies.frame import Machine, OutputOptions, PartStore, StudyResult, numbers_in
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import TOLERANCE, StepRun, StepSummary, summary_of
 from studies.runtime.slow_links.contests import (
@@ -156,7 +155,6 @@ def _sent_ratios(tasks: Sequence[ContestResult]) -> dict[str, float]:
     return {stream: executed[stream] / of_stream for stream, of_stream in predicted.items() if of_stream}
 
 
-SCHEMA = "autoshard.slow-links/1"
 _HEIGHT = 480
 #: Labels of plans and of those that they are compared with.
 _OPER_PAIRS = tuple((SPARSE_LABEL, base) for base in (DENSE_LABEL, GATHERED_LABEL, "torchrec", TORCHREC_WHOLE))
@@ -181,15 +179,6 @@ class RateResults:
     def summary(self) -> RateSummary:
         """Of the drawn tasks."""
         return summarised(self.contests)
-
-
-def document(rates: Sequence[RateResults], facts: Mapping[str, object]) -> dict[str, Any]:
-    """The numbers behind tables and figures."""
-    return {
-        "schema": SCHEMA,
-        **facts,
-        "rates": [{"summary": asdict(rate.summary()), **asdict(rate)} for rate in rates],
-    }
 
 
 def tables(rates: Sequence[RateResults]) -> tuple[Table, ...]:
@@ -400,14 +389,9 @@ class SlowLinkOptions:
         Raises:
             InvalidOptionError: If a rate is no number or out of range.
         """
-        try:
-            rates = tuple(map(float, names_in(self.rates)))
-        except ValueError:
-            message = f"must be numbers with commas between them, got {self.rates!r}"
-            raise InvalidOptionError(message, field="--rates") from None
         return tuple(
             ClusterSpec(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, bits_per_s=rate * 1e6)
-            for rate in rates
+            for rate in numbers_in(self.rates, "--rates", float, FINITE_ABOVE_0)
         )
 
     def effort(self) -> Effort:
@@ -454,17 +438,24 @@ def main(options: SlowLinkOptions, output: OutputOptions) -> None:
     Example:
         python -m studies slow-links --parts slow-links --kernel-samples samples -o docs/figures
     """
-    specs, parts = options.specs(), PartStore(options.parts)
+    specs = options.specs()
     check_support()
-    parts.check_identity(options.identity())
+    parts = PartStore.of(options.parts, options.identity())
     console.log("Training the model of kernels.")
     kernels = parts.find("kernels", lambda: train_kernels(options.parts, options.models()))
     rates = tuple(_run_rate(options, spec, parts) for spec in specs)
-    machine = Machine.this(find_device("cpu"), command_line("slow-links", options))
-    facts = {"settings": options.identity(), "kernels": kernels, "machine": machine.to_json()}
+    numbers = {
+        "settings": options.identity(),
+        "kernels": kernels,
+        "rates": [{"summary": asdict(rate.summary()), **asdict(rate)} for rate in rates],
+    }
     output.write(
         StudyResult(
-            name="slow-links", document=document(rates, facts), tables=tables(rates), images=figures(rates), width=1400
+            name="slow-links",
+            document=Machine.of("slow-links", options).document(numbers, "autoshard.slow-links/1"),
+            tables=tables(rates),
+            images=figures(rates),
+            width=1400,
         )
     )
 

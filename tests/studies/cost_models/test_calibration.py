@@ -100,7 +100,7 @@ def test_goals_are_reached_or_missed(outcome):
     assert table.lines[1][4:6] == ("7.00%", "1.75")
 
 
-@pytest.mark.parametrize("options", [{"stores": "one"}, {"arms": "magic"}])
+@pytest.mark.parametrize("options", [{"stores": "one"}, {"arms": "magic"}, {"seconds": "soon"}])
 def test_options_are_checked(options):
     with pytest.raises(InvalidOptionError):
         CalibrationStudyOptions(**options)

@@ -8,7 +8,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_samples
 from bench.collecting.kernels import KernelKind
-from bench.sampling.stream import choose_sets
+from bench.sampling.stream import SetSource, stream_sets
 from studies.kernels.kill_test import KillTestOptions, StoreWatch
 from tests import builders as make
 
@@ -49,8 +49,9 @@ def test_fifty_kills_lose_nothing(tmp_path):
 
 @pytest.fixture
 def watched(harness, tmp_path):
-    pool = [make.held(f"t{index}", 20 + index) for index in range(8)]
-    done = KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, num_samples=2)
+    source = SetSource(tables=make.tables(*(make.table(f"t{index}", 20 + index) for index in range(8))), max_tables=3)
+    sets = stream_sets(source, seed=0, weights={"random": 1.0})
+    done = KernelKind.collect(harness, sets, tmp_path, num_samples=2)
     watch = StoreWatch(tmp_path)
     assert watch.check() == ((), 0)
     assert watch.check_as_read() == ()

@@ -40,7 +40,7 @@ def test_gaps_are_over_the_best_known():
     assert "0.1 s 100.00% (0.20 s), 1 s 10.00% (1.00 s) above 1 ms, the best of 2 searches" in found[0].line
     assert limits_table(found).lines == (
         ("80-cpu", "0.1", "2", "150.00%", "200.00%", "1.50%", "0.20", "0.20"),
-        ("80-cpu", "1", "2", "10.00%", "10.00%", "0.50%", "1.50", "2.00"),
+        ("80-cpu", "1", "2", "10.00%", "10.00%", "0.30%", "1.50", "2.00"),
     )
 
 

@@ -77,8 +77,8 @@ def test_parts_are_kept_and_read_again(tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (("--tasks", "90-cpu"), "--tasks: must be any of"),
-        (("--limits", "0"), "--limits: must be numbers above 0"),
-        (("--limits", "soon"), "--limits: must be numbers above 0"),
+        (("--limits", "0"), "--limits: each must be a number above 0"),
+        (("--limits", "soon"), "--limits: each must be a number above 0"),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments, message):

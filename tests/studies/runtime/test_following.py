@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autoshard.core import RowsBy
-from autoshard.core.errors import DeviceError
+from autoshard.core.errors import DeviceError, InvalidOptionError
 from studies.cluster.network import ClusterSpec, check_support
 from studies.runtime.access_counts import AccessCountOptions, accuracy
 from studies.runtime.following import FollowingOptions, FollowingRun, planned, speedup
@@ -23,6 +23,12 @@ def test_counts_are_compared_with_what_was_drawn():
     assert found.hits_for_right > 100
     # Few rows are a twentieth of what a table has at most.
     assert accuracy(0.5, options).known_share < found.known_share
+
+
+@pytest.mark.smoke
+def test_an_exponent_that_is_no_number_is_refused():
+    with pytest.raises(InvalidOptionError, match=r"^--alphas: each must be a number of at least 0"):
+        AccessCountOptions(alphas="1.05,steep")
 
 
 @pytest.mark.smoke

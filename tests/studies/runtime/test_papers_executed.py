@@ -140,7 +140,7 @@ def test_optimisations_count_samples_not_steps():
 
 @pytest.mark.smoke
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(InvalidOptionError, match="flexshard, oper, two-d, neo, got 'dlrm'"):
+    with pytest.raises(InvalidOptionError, match="must be any of flexshard, oper, two-d, neo, got 'dlrm'"):
         executed.PapersExecutedOptions(papers="dlrm").wanted()
 
 
