@@ -354,12 +354,12 @@ LINES = [
         ]
     ),
     # Studies.
-    ("studies engines --layouts diagonal", 2, "must be some of table-wise, row-wise, mixed, got 'diagonal'"),
+    ("studies engines --layouts diagonal", 2, "must be any of table-wise, row-wise, mixed, got 'diagonal'"),
     ("studies engines --batch-sizes few", 2, "--batch-sizes"),
     (
         "studies slow-links --parts parts --kernel-samples . --rates fast",
         2,
-        "must be numbers with commas between them, got 'fast'",
+        "--rates: each must be a number above 0, with commas between them, got 'fast'",
     ),
     ("studies moments --nproc 3", 2, "--nproc: must be a power of 2, got 3"),
     ("studies moments --nproc 4", 2, "--max-groups: must be at most the 4 processes, got 8"),
@@ -369,9 +369,21 @@ LINES = [
     ("studies fig4 --device cpu --combinations 0", 2, "'--combinations': Input should be greater than or equal to 1"),
     ("studies fig4 --device cpu --max-rows 10", 2, "'--max-rows': Input should be greater than or equal to 1000"),
     ("studies fig4 --device cpu --batch-size 0", 2, "'--batch-size': Input should be greater than or equal to 1"),
-    ("studies fooled --samples 20", 2, "--samples: must be at least 50, got 20"),
-    ("studies fooled --noise much", 2, "--noise: must be numbers of at least 0, got much"),
-    ("studies fooled --steps=", 2, "--steps: must be numbers of at least 0, got"),
+    (
+        "studies fooled --samples 20",
+        2,
+        "--samples: each must be a whole number of at least 50, with commas between them, got '20'",
+    ),
+    (
+        "studies fooled --noise much",
+        2,
+        "--noise: each must be a number of at least 0, with commas between them, got 'much'",
+    ),
+    (
+        "studies fooled --steps=",
+        2,
+        "--steps: each must be a whole number of at least 0, with commas between them, got ''",
+    ),
     (
         "studies limits --tasks 90-cpu",
         2,
@@ -380,11 +392,20 @@ LINES = [
     ),
     ("studies never-beaten --planners best", 2, "--planners: must be any of cost-greedy, "),
     ("studies hours --store nothing", 1, "nothing: is no folder"),
-    ("studies calibrate --seconds few", 2, "--seconds: must be numbers, got few"),
-    ("studies side-by-side --planners random,best", 2, "--planners: must be one of auto, cost-greedy, ", 'got "best"'),
+    (
+        "studies calibrate --seconds few",
+        2,
+        "--seconds: each must be a number above 0, with commas between them, got 'few'",
+    ),
+    (
+        "studies side-by-side --planners random,best",
+        2,
+        "--planners: must be any of auto, cost-greedy, ",
+        "got 'random,best'",
+    ),
     ("studies side-by-side --planners random --refine 1", 2, "--refine: refines the plan of auto+whole"),
     ("studies side-by-side --planners auto", 2, "--planners: must name random"),
-    ("studies gpu -o out --stages card,vard", 2, "must be some of card, clock"),
+    ("studies gpu -o out --stages card,vard", 2, "must be any of card, clock"),
     ("studies cost-models --store none", 1, "none"),
 ]
 
