@@ -121,10 +121,21 @@ def test_a_list_says_the_same_in_every_syntax(tmp_path):
         assert import_tables(tmp_path / name) == load_tables(tmp_path / name) == found, name
     parquet = base64.b64encode((tmp_path / "a.parquet").read_bytes()).decode()
     for given in (
-        *(frame, frame.set_index("name"), pa.table(frame), frame.convert_dtypes(), {"rows": rows}),
+        *(frame, frame.set_index("name"), frame.convert_dtypes(), {"rows": rows}),
+        *(pa.table(frame), pa.RecordBatch.from_pandas(frame)),
         *({"text": texts["a.tsv"]}, {"base64": parquet}),
     ):
         assert tables_from_list(given) == found
+
+
+def test_a_column_that_an_arrow_table_has_twice_is_named(tmp_path):
+    table = pa.table([["user"], [10], [20], [8]], names=["name", "rows", "rows", "dim"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for given in (table, table.to_batches()[0]):
+        with pytest.raises(FormatError, match='is num_embeddings, and so is "rows"'):
+            tables_from_list(given)
+    with pytest.raises(FormatError, match='is num_embeddings, and so is "rows"'):
+        import_tables(tmp_path / "a.parquet")
 
 
 def test_a_name_of_yaml_may_have_any_characters():

@@ -416,9 +416,10 @@ def _grid_of(given: object) -> _Grid:
     """Rows of a data frame, a list of mappings, or tables by name."""
     if hasattr(given, "columns") and hasattr(given, "index") and hasattr(given, "to_dict"):
         return _frame_grid(given)
-    for method in ("to_dicts", "to_pylist"):  # polars; Arrow
-        if hasattr(given, method):
-            given = getattr(given, method)()
+    if hasattr(given, "column_names") and hasattr(given, "num_rows"):
+        return _arrow_grid(given)
+    if hasattr(given, "to_dicts"):  # polars
+        given = given.to_dicts()
     if isinstance(given, Mapping) and given and all(isinstance(row, Mapping) for row in given.values()):
         for name, row in given.items():
             if any(_field_of(str(key))[0] == "name" for key in row):
@@ -439,7 +440,17 @@ def _frame_grid(frame: Any) -> _Grid:
     for column in columns:
         if not isinstance(column, str):
             raise FormatError("must be a text: the columns need names", field=f"column {shown(column)}")
-    rows = [list(row) for row in frame.itertuples(index=False, name=None)]
+    return _rows_grid(columns, [list(row) for row in frame.itertuples(index=False, name=None)])
+
+
+def _arrow_grid(table: Any) -> _Grid:
+    """Rows of an Arrow table, or of a batch of one; by columns, since a mapping would lose one of two of a name."""
+    _check_count(table.num_rows)
+    columns = [column.to_pylist() for column in table.columns]
+    return _rows_grid(list(table.column_names), [list(row) for row in zip(*columns, strict=True)])
+
+
+def _rows_grid(columns: Sequence[str], rows: Sequence[list[object]]) -> _Grid:
     _check_count(len(rows))
     return _Grid(columns=columns, rows=rows, places=[f"row {number}" for number in range(1, len(rows) + 1)])
 
@@ -555,7 +566,7 @@ def _parquet_grid(file: Any, chosen: _Chosen) -> _Grid:
             ]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"is a damaged Parquet file: {shortened(str(error))}") from None
-    return _Grid(columns=columns, rows=rows, places=[f"row {number}" for number in range(1, len(rows) + 1)])
+    return _rows_grid(columns, rows)
 
 
 # Columns.
