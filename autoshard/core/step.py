@@ -14,6 +14,7 @@ from autoshard.core.accepted import FINITE_AT_LEAST_0
 from autoshard.core.choices import Overlap as Overlap
 from autoshard.core.declared import Meaning
 from autoshard.core.machine import device_family
+from autoshard.core.topology import Topology
 
 
 class StepCollective(StrEnum):
@@ -83,6 +84,12 @@ PART_FEATURES: Final[dict[StepPart, tuple[str, ...]]] = {
         *("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes"),
         *("row_sums", "synced_megabytes"),
     ),
+}
+
+#: Features that are times of collectives, by part: what links take, where all others are what ranks work.
+WIRE_FEATURES: Final[Mapping[StepPart, str]] = {
+    **dict.fromkeys(EXCHANGE_PARTS, "model_ms"),
+    StepPart.DENSE: "all_reduce_ms",
 }
 
 Coefficients = tuple[float, ...]
@@ -245,8 +252,14 @@ class StepModel(Protocol):
         """Median relative error of steps that it was not calibrated on; 0 where nobody measured it."""
         ...
 
-    def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:
-        """Weights of `PART_FEATURES[part]`; None if it was not calibrated with the model named `basis`."""
+    def coefficients(self, part: StepPart, basis: str, topology: Topology) -> Coefficients | None:
+        """Weights of `PART_FEATURES[part]`; None if it was not calibrated with the model named `basis`.
+
+        Args:
+            part: The part.
+            basis: What the model of its first feature is called, see `model_basis`.
+            topology: Whose steps they are for: weights of times of collectives are of the links of runs.
+        """
         ...
 
     def interval_ms(self, value_ms: float, below_ms: float, above_ms: float) -> tuple[float, float]:

@@ -184,7 +184,7 @@ class StepPricer:
         step, device = costs.step, topology.device
         #: The step model's where it was calibrated with the part's basis, else plain.
         self.weights = {
-            part: (step.coefficients(part, basis) if step else None) or plain_coefficients(part, device)
+            part: (step.coefficients(part, basis, topology) if step else None) or plain_coefficients(part, device)
             for part, basis in self.bases.items()
         }
         # Without dense layers, what synchronisation takes is that of the model of collectives.
@@ -328,7 +328,9 @@ def price_plan_step(
     spreads = _Spreads.of(pricer, plan, kernels, stages, parts_PR, group_sync_ms_R)
     below, above = spreads.half_widths(times)
     step_ms = _estimate(value, below, above)
-    if costs.step is not None and all(costs.step.coefficients(part, pricer.bases[part]) for part in StepPart):
+    if costs.step is not None and all(
+        costs.step.coefficients(part, basis, pricer.topology) for part, basis in pricer.bases.items()
+    ):
         low, high = costs.step.interval_ms(value, below, above)
         step_ms = Estimate(value=value, low=low, high=high)
     features[StepPart.DENSE] = pricer.dense_features(work, stages)

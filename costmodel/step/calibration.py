@@ -20,9 +20,9 @@ from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine, device_family
 from autoshard.core.step import (
-    EXCHANGE_PARTS,
     KERNEL_PARTS,
     PART_FEATURES,
+    WIRE_FEATURES,
     Coefficients,
     Overlap,
     StepPart,
@@ -37,7 +37,7 @@ from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.runtime.run_store import read_runs
 from autoshard.whatif.trials import MeasuredStep, run_trials
-from costmodel.step.model import CalibratedStep, StepCard
+from costmodel.step.model import CalibratedStep, StepCard, links_of
 from costmodel.step.regression import FloatArray, fit_nonnegative
 
 #: Plans that a calibration needs runs of; a part has at most seven coefficients, all drawn to their priors.
@@ -255,6 +255,7 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
             "models": sorted({name for run in runs for name in _names(run.costs)}),
         },
         measured_on=next((run.machine for run in runs if run.machine is not None), None),
+        links=tuple(sorted({links for run in runs for links in links_of(run.plan.topology)})),
     )
     return CalibratedStep(fitted, card)
 
@@ -279,19 +280,14 @@ def _fit_alone(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _
     for (part, basis), known in ((key, known) for key, known in rows.items() if known):
         features_SF, measured_S = (np.array(column) for column in zip(*known, strict=True))
         weights_F = np.array(plain_coefficients(part, runs[0].plan.topology.device))
-        used_S, is_work_F = measured_S > 0, ~_is_wire(part)
+        used_S = measured_S > 0
+        is_work_F = np.array([name != WIRE_FEATURES.get(part) for name in PART_FEATURES[part]])
         if used_S.any():
             weights_F[is_work_F] = _fitted(
                 features_SF[used_S][:, is_work_F], measured_S[used_S], weights_F[is_work_F].tolist()
             )
             fitted[part, basis] = tuple(weights_F.tolist())
     return fitted
-
-
-def _is_wire(part: StepPart) -> NDArray[np.bool_]:
-    """Which features of a part are times of collectives, shape (F,)."""
-    wire = ("all_reduce_ms",) if part not in EXCHANGE_PARTS else ("model_ms",)
-    return np.array([name in wire for name in PART_FEATURES[part]])
 
 
 def _fit_rest(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:

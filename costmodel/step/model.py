@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from autoshard.core import Topology
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
-from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
-from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, one_of, optional
+from autoshard.core.step import PART_FEATURES, WIRE_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, list_of, number_in, one_of, optional, tuple_of
 from autoshard.formats.documents.machine_json import MACHINE
 from costmodel.registry.card_fields import METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
@@ -20,6 +21,22 @@ from costmodel.step.regression import FloatArray
 
 #: Milliseconds for one unit of a feature.
 _MAX_COEFFICIENT = 1e6
+
+#: Bandwidth and latency of a level in an all-to-all, and the same in an all-reduce.
+LevelLinks = tuple[float, float, float, float]
+
+
+def links_of(topology: Topology) -> frozenset[LevelLinks]:
+    """Links of a topology's levels."""
+    return frozenset(
+        (
+            *(level.all_to_all.bytes_per_s, level.all_to_all.latency_s),
+            *(level.all_reduce.bytes_per_s, level.all_reduce.latency_s),
+        )
+        for level in topology.levels
+        if topology.world_size > 1
+    )
+
 
 #: By part, and by the model whose milliseconds its first feature is (`learned:cpu`).
 Fitted = Mapping[tuple[StepPart, str], Coefficients]
@@ -37,6 +54,7 @@ class StepCard(ModelCard):
         metrics: Accuracy on held-out plans, for information.
         training: Counts and options, and `plans`, digests of the plans that were run.
         measured_on: The machine of the runs; None on older cards, and of GPUs.
+        links: Of the topologies of runs in real time, by level: weights of times of collectives are of these alone.
     """
 
     schema: ClassVar[str] = "autoshard.step-model/1"
@@ -51,6 +69,13 @@ class StepCard(ModelCard):
         Field("metrics", METRICS, "Accuracy, by the name of the measure."),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
         optional("measured_on", MACHINE, "The machine of the runs.", default=None),
+        optional(
+            "links",
+            list_of(tuple_of(*[number_in()] * 4), minimum=0),
+            "Links of the runs' topologies, by level: bytes per second and latency in s of an all-to-all, then of an "
+            "all-reduce. On others, times of collectives are those of their model.",
+            default=(),
+        ),
     )
 
     device: str
@@ -60,6 +85,7 @@ class StepCard(ModelCard):
     metrics: dict[str, float]
     training: dict[str, Any]
     measured_on: MeasuredMachine | None = None
+    links: tuple[LevelLinks, ...] = ()
 
 
 class CalibratedStep(LearnedModel[StepCard]):
@@ -118,9 +144,21 @@ class CalibratedStep(LearnedModel[StepCard]):
         """Median over its plans of the relative error, each predicted by a calibration on the others."""
         return self.card.metrics.get("median_error", 0.0)
 
-    def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:
-        """Weights of a part's features; None if no run was priced with the model."""
-        return self.fitted.get((part, basis))
+    def coefficients(self, part: StepPart, basis: str, topology: Topology) -> Coefficients | None:
+        """Weights of a part's features; None if no run was priced with the model.
+
+        Processes of one machine say nothing of the links between nodes: on other links than those of the runs, times of
+        collectives are those of their model.
+        """
+        weights = self.fitted.get((part, basis))
+        if weights is None or links_of(topology) <= set(self.card.links):
+            return weights
+        plain = plain_coefficients(part, topology.device)
+        names = PART_FEATURES[part]
+        return tuple(
+            as_priced if name == WIRE_FEATURES.get(part) else weight
+            for name, weight, as_priced in zip(names, weights, plain, strict=True)
+        )
 
     def interval_ms(self, value_ms: float, below_ms: float, above_ms: float) -> tuple[float, float]:
         """Ends of the 90% interval."""

@@ -25,7 +25,7 @@ STREAMS = ("lengths", "ids", "forward", "backward")
 def slow_parts(plan, costs):
     """Milliseconds of each part at its slowest rank, and of the synchronisation of copied rows, of one group's plan."""
     world = plan.group_size
-    weights = {part: weights_of(part, costs, plan.topology.device) for part in StepPart}
+    weights = {part: weights_of(part, costs, plan.topology) for part in StepPart}
     shards = [placed.as_run(world) for placed in plan.shards]
     sent_RR, scattered = messages(plan, shards)
     forward_R, backward_R = kernels(plan, shards, costs)
@@ -81,9 +81,9 @@ def is_cut(placed):
     return len(placed.replicas[0]) > 1 or placed.shard.num_embeddings < placed.shard.table.num_embeddings
 
 
-def weights_of(part, costs, device):
-    weights = None if costs.step is None else costs.step.coefficients(part, "")
-    work = ENGINE_WORK.get(device.split(":")[0], {}).get(part, {})
+def weights_of(part, costs, topology):
+    weights = None if costs.step is None else costs.step.coefficients(part, "", topology)
+    work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(part, {})
     return weights or [work.get(name, 1.0 if name.endswith("_ms") else 0.0) for name in PART_FEATURES[part]]
 
 

@@ -29,7 +29,7 @@ class Calibrated:
     name = "calibrated:test"
     overlap = Overlap.NONE
 
-    def coefficients(self, part, _basis):
+    def coefficients(self, part, _basis, _topology):
         return tuple(0.3 + 0.1 * index for index in range(len(PART_FEATURES[part])))
 
     def interval_ms(self, value_ms, *_):

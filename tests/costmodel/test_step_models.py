@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import GroupLayout, ReplicaGroups
+from autoshard.core import GroupLayout, Level, Link, ReplicaGroups
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
-from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Overlap, StepPart, plain_coefficients
+from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, WIRE_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import machine_notes, plan_costs
@@ -21,13 +21,12 @@ from costmodel.step.calibration import (
     MIN_PLANS,
     CalibrationRun,
     _interval_scale,
-    _is_wire,
     calibrate_step,
     run_calibration,
     step_errors,
 )
 from costmodel.step.comparison import step_version
-from costmodel.step.model import CalibratedStep, StepCard
+from costmodel.step.model import CalibratedStep, StepCard, links_of
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
 from tests import builders as make
 
@@ -53,6 +52,11 @@ def plans(pool):
     topology = local_topology("cpu", 2, 1 << 30)
     trials = draw_trials(12, seed=5, planners=["random", LOPSIDED], num_tables=(8, 60))
     return [plan_trial(trial, pool, topology, None) for trial in trials]
+
+
+def is_wire(part):
+    """Which features of a part are times of collectives, shape (F,)."""
+    return np.array([name == WIRE_FEATURES.get(part) for name in PART_FEATURES[part]])
 
 
 def synthetic(plan, noise):
@@ -139,7 +143,7 @@ class TestCalibration:
             times = dict(zip(KERNEL_PARTS, measured_R2.T, strict=True))
             measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, work_ms_R=kernels_of(times))
             runs.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
-        weights = calibrate_step(runs, "cpu").coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
+        weights = calibrate_step(runs, "cpu").fitted[StepPart.BACKWARD_KERNEL, "analytic:cpu"]
         predicted_R = price.work[StepPart.BACKWARD_KERNEL] @ weights
         np.testing.assert_allclose(predicted_R, 2 * kernels[:, 1], rtol=0.1)
 
@@ -174,11 +178,26 @@ class TestCalibration:
             plain.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
         model = calibrate_step(plain, "cpu")
         for part in KERNEL_PARTS:
-            weights = model.coefficients(part, "analytic:cpu")
+            weights = model.fitted[part, "analytic:cpu"]
             assert weights == pytest.approx(plain_coefficients(part, "cpu"), abs=1e-3), part
         for run in plain:
             price = price_step(run.plan, replace(COSTS, step=model))
             assert price.step_ms.value == pytest.approx(run.measured.step_ms, rel=0.01)
+
+    def test_times_of_collectives_are_of_the_links_of_the_runs(self, model, plans):
+        """Processes of one machine send through its memory, which says nothing of the links between nodes."""
+        here = plans[0].topology
+        assert links_of(here) <= set(model.card.links)
+        node = here.levels[0]
+        slow = Link(bytes_per_s=1e8, latency_s=1e-4)
+        across = Level(name="cluster", size=2 * node.size, all_to_all=slow, all_reduce=slow)
+        cluster = replace(here, world_size=across.size, levels=(node, across))
+        more = replace(here, world_size=8, levels=(replace(node, size=8),))
+        for (part, basis), weights in model.fitted.items():
+            assert model.coefficients(part, basis, here) == model.coefficients(part, basis, more) == weights
+            elsewhere, wire = np.array(model.coefficients(part, basis, cluster)), is_wire(part)
+            assert elsewhere[~wire] == pytest.approx(np.array(weights)[~wire])
+            assert elsewhere[wire] == pytest.approx(1.0)
 
     def test_work_that_virtual_time_tells_rank_by_rank_is_what_parts_are_fitted_to(self, plans):
         found = []
@@ -187,17 +206,17 @@ class TestCalibration:
             # Collectives take what their model says; ranks work twice of all that they are thought to.
             plain = {part: np.array(plain_coefficients(part, "cpu")) for part in StepPart}
             own = {
-                part: 2 * np.where(_is_wire(part), 0, price.work[part]) @ plain[part] * np.ones(2) for part in StepPart
+                part: 2 * np.where(is_wire(part), 0, price.work[part]) @ plain[part] * np.ones(2) for part in StepPart
             }
             work = tuple({part: float(ms_R[rank]) for part, ms_R in own.items()} for rank in range(2))
             measured = MeasuredStep(step_ms=2 * price.step_ms.value, part_ms={}, work_ms_R=work)
             found.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
         model = calibrate_step(found, "cpu")
         for (part, _), weights in model.fitted.items():
-            expected = np.where(_is_wire(part), 1, 2) * plain_coefficients(part, "cpu")
+            expected = np.where(is_wire(part), 1, 2) * plain_coefficients(part, "cpu")
             work = price_step(plans[0], COSTS).work[part]
             np.testing.assert_allclose(work @ weights, work @ expected, rtol=0.05)
-            assert np.array(weights)[_is_wire(part)] == pytest.approx(1.0)
+            assert np.array(weights)[is_wire(part)] == pytest.approx(1.0)
 
     def test_refuses_what_cannot_be_fitted(self, runs):
         with pytest.raises(ModelError, match="runs of at least 4 plans to calibrate on, got 6 of 3"):

@@ -109,7 +109,7 @@ class Calibrated:
 
     name, overlap, relative_error = "calibrated:test", Overlap.NONE, 0.0
 
-    def coefficients(self, part: StepPart, _basis):
+    def coefficients(self, part: StepPart, _basis, _topology):
         weights = zip(PART_FEATURES[part], plain_coefficients(part, "cpu"), strict=True)
         return tuple(0.0 if name == "reading_ms" else weight for name, weight in weights)
 

@@ -72,7 +72,7 @@ class Doubled:
     overlap: Overlap = Overlap.NONE
     name: str = "doubled"
 
-    def coefficients(self, part, basis):
+    def coefficients(self, part, basis, _topology):
         if basis not in self.known:
             return None
         weights = [2.0 * weight for weight in plain_coefficients(part, "cpu")]

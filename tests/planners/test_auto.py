@@ -282,7 +282,7 @@ class Calibrated:
     def __init__(self, relative_error):
         self.relative_error = relative_error
 
-    def coefficients(self, part, _basis):
+    def coefficients(self, part, _basis, _topology):
         return plain_coefficients(part, "cpu")
 
     def interval_ms(self, value_ms, *_):
