@@ -27,7 +27,7 @@ LevelLinks = tuple[float, float, float, float]
 
 
 def links_of(topology: Topology) -> frozenset[LevelLinks]:
-    """Links of a topology's levels."""
+    """Links of a topology's levels, in bytes per second and seconds; none of a topology of one rank."""
     return frozenset(
         (
             *(level.all_to_all.bytes_per_s, level.all_to_all.latency_s),
@@ -54,7 +54,8 @@ class StepCard(ModelCard):
         metrics: Accuracy on held-out plans, for information.
         training: Counts and options, and `plans`, digests of the plans that were run.
         measured_on: The machine of the runs; None on older cards, and of GPUs.
-        links: Of the topologies of runs in real time, by level: weights of times of collectives are of these alone.
+        links: Of the topologies of the runs, by level: weights of times of collectives count on these alone. Runs in
+            virtual time leave these weights at 1.
     """
 
     schema: ClassVar[str] = "autoshard.step-model/1"
